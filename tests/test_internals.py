@@ -32,7 +32,6 @@ ROOT = Path(__file__).parents[1]
 MODULES = (
     "aftexport.system.internals.onnxscript_rules",
     "aftexport.system.internals.python_exit",
-    "aftexport.system.internals.torch_composites",
     "aftexport.system.internals.torch_operators",
     "aftexport.system.internals.torch_shapes",
     "aftexport.system.internals.torch_translation",

@@ -16,6 +16,8 @@ import pytest
 
 from aftexport.cli import main
 
+Capture = pytest.CaptureFixture[str]
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -51,7 +53,7 @@ def without(modules: Sequence[str], package: str, *words: str | Path, cwd: Path)
     return run_python("-c", code + "sys.exit(main())", *words, cwd=cwd)
 
 
-def run_here(words: Sequence[str | Path], capsys: pytest.CaptureFixture[str]) -> Outcome:
+def run_here(words: Sequence[str | Path], capsys: Capture) -> Outcome:
     """Runs ``aftexport`` in this process, with the warnings a process would show."""
     capsys.readouterr()
     with warnings.catch_warnings(), within(120):

@@ -18,7 +18,6 @@ BY_FOLDER = {
     "browser": {"browser", "slow"},
 }
 BY_MODULE = {
-    "test_export_engine": {"tensorrt"},
     "test_recognition": {"slow"},
     "test_look_alikes": {"slow"},
     "test_runner": {"slow"},

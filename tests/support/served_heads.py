@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aftexport.heads import Head, TokenClassification, TokenHead
 from aftexport.pipeline.export import export
-from aftserve.model.results import DocumentAnswer, TokenAnswers
+from aftserve.model.documents import DocumentAnswer, TokenAnswers
 from aftserve.schemas import DocumentResult, Timings
 
 TEXTS = ["An invoice from Zoë 😀.", "a", "Pay by 3 May, or the contract ends. " * 9]

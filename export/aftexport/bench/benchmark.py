@@ -24,8 +24,8 @@ from aftexport.errors import EngineError, UsageError
 from aftexport.extra_inputs import sample_values
 from aftexport.system.console import escape, operator_table, plain_table, stage
 from aftexport.system.contract import MAX_TOKENS
-from aftexport.system.cores import usable_cores
 from aftexport.system.files import replacing_file, write_json
+from aftexport.system.process import usable_cores
 from aftexport.verify.documents import as_inputs, random_document
 from aftplugins.methods import MethodChoice
 

@@ -17,9 +17,8 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
-from aftexport.bundle.chunked_plan import ChunkedPlan
 from aftexport.bundle.golden import Case, pack_cases, unpack_cases
-from aftexport.bundle.manifest import SCHEMA_VERSION, FileEntry, Manifest, ManifestFile
+from aftexport.bundle.manifest import SCHEMA_VERSION, ChunkedPlan, FileEntry, Manifest, ManifestFile
 from aftexport.bundle.tokenizer import parse_tokenizer
 from aftexport.engines.tensorrt.engine_file import EngineFile
 from aftexport.engines.tensorrt.settings import TARGETS, RuntimeName
@@ -41,31 +40,25 @@ CALIBRATION = "calibration.json"
 ENGINE = ".engine"
 RECORD = ".engine.json"
 MAX_MANIFEST_BYTES = 1 << 26
+EXPORT_AGAIN = "Export the model again."
+
+
+def _unfit(path: Path, reason: str) -> BundleError:
+    return BundleError(path, reason, EXPORT_AGAIN)
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle whose files were all checked.
-
-    Attributes:
-        path: the folder.
-        manifest: the content of ``manifest.json``, without the files.
-        files: the size in bytes of every file.
-        digest: the SHA-256 of its manifest, which holds those of all other files.
-    """
+    """A bundle whose files were all checked."""
 
     path: Path
     manifest: Manifest
-    files: Mapping[str, int]
-    digest: str
+    files: Mapping[str, int]  # size in bytes of every file
+    digest: str  # SHA-256 of the manifest, which holds those of all other files
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a bundle and check every file against its digest.
-
-        Raises:
-            BundleError: if a file is missing, damaged, or does not fit; the error names it.
-        """
+        """Open a bundle and check every file; raise BundleError naming the first unfit one."""
         try:
             return cls._open(path)
         except OSError as error:
@@ -81,15 +74,13 @@ class Bundle:
         for name, entry in content.files.items():
             file = path / name
             if not re.fullmatch(r"[\w-][\w.-]*", name):
-                raise BundleError(
-                    path, f"{MANIFEST} names {name!r}, which is not a file name", EXPORT_AGAIN
-                )
+                raise _unfit(path, f"{MANIFEST} names {name!r}, which is not a file name")
             if name.endswith((ENGINE, RECORD)):
                 continue  # checked at load time: an engine can be rebuilt from the other files
             check_file(path, file, entry)
         for required in (MODEL, GOLDEN, *([CHUNKED] if content.chunked else [])):
             if required not in content.files:
-                raise BundleError(path, f"{MANIFEST} does not list {required}", EXPORT_AGAIN)
+                raise _unfit(path, f"{MANIFEST} does not list {required}")
         if content.chunked:
             check_plan(path, path / CHUNKED, content.chunked)
         manifest = Manifest(**{name: getattr(content, name) for name in Manifest.model_fields})
@@ -98,35 +89,24 @@ class Bundle:
         return bundle
 
     def check_model(self) -> None:
-        """Check that ``model.onnx`` is the model that the manifest describes.
-
-        Raises:
-            BundleError: if the model differs from the description.
-        """
+        """Check that ``model.onnx`` is the model that the manifest describes."""
         try:
             model = onnx.load(self.model_path, load_external_data=False)
         except (DecodeError, ValueError) as error:
-            raise BundleError(self.path, f"{MODEL} is not an ONNX model", EXPORT_AGAIN) from error
+            raise _unfit(self.path, f"{MODEL} is not an ONNX model") from error
         for name in files_beside(model) - self.files.keys():
-            raise BundleError(
-                self.path, f"{MODEL} reads {name!r}, which {MANIFEST} does not list", EXPORT_AGAIN
-            )
+            raise _unfit(self.path, f"{MODEL} reads {name!r}, which {MANIFEST} does not list")
         inputs = tuple(value.name for value in model.graph.input)
         if inputs != self.manifest.inputs:
-            raise BundleError(
+            raise _unfit(
                 self.path,
                 f"{MANIFEST} must list the inputs of {MODEL}, {', '.join(inputs)}, got "
                 f"{', '.join(self.manifest.inputs)}",
-                EXPORT_AGAIN,
             )
         self._check_features(model)
         self._check_extras(model)
         if operators_in(model) != self.manifest.operators:
-            raise BundleError(
-                self.path,
-                f"{MANIFEST} must list the operators of {MODEL}, got others",
-                EXPORT_AGAIN,
-            )
+            raise _unfit(self.path, f"{MANIFEST} must list the operators of {MODEL}, got others")
         self._check_outputs(model.graph)
 
     def _check_outputs(self, graph: onnx.GraphProto) -> None:
@@ -138,20 +118,18 @@ class Bundle:
             if value.name != EVIDENCE
         }
         if list(outputs) != list(manifest.heads):
-            raise BundleError(
+            raise _unfit(
                 self.path,
                 f"{MANIFEST} must have a head for each output of {MODEL}, "
                 f"{', '.join(outputs)}, got {', '.join(manifest.heads)}",
-                EXPORT_AGAIN,
             )
         for name, head in manifest.heads.items():
             shape = outputs[name]
             if len(shape) != (3 if head.is_per_token else 2) or shape[-1].dim_value != head.width:
-                raise BundleError(
+                raise _unfit(
                     self.path,
                     f"{MANIFEST} must have a head for the output {name} of {MODEL}, got "
                     f"{head.task} of width {head.width}",
-                    EXPORT_AGAIN,
                 )
 
     def _check_features(self, model: onnx.ModelProto) -> None:
@@ -160,10 +138,9 @@ class Bundle:
         features = self.manifest.features
         expected = [] if features is None else [features.count]
         if [dim.dim_value for dim in shape[2:]] != expected:
-            raise BundleError(
+            raise _unfit(
                 self.path,
                 f"{MANIFEST} must describe every feature of {MODEL}, got {expected or 'none'}",
-                EXPORT_AGAIN,
             )
 
     def _check_extras(self, model: onnx.ModelProto) -> None:
@@ -175,19 +152,14 @@ class Bundle:
             sizes = [dim.dim_value for dim in given.shape.dim]
             expected = [0, *extra.shape(0)]  # the size of a dynamic axis is 0
             if given.elem_type != element or sizes != expected:
-                raise BundleError(
+                raise _unfit(
                     self.path,
                     f"{MANIFEST} must describe every input of {MODEL}, got {extra.name} as "
                     f"{extra.layout}",
-                    EXPORT_AGAIN,
                 )
 
     def check_source(self, path: Path) -> None:
-        """Check that a model file is the source of the bundle; folders are not checked.
-
-        Raises:
-            UsageError: if the file is another one, or cannot be read.
-        """
+        """Check that a model file is the source of the bundle; folders are not checked."""
         digest = self.manifest.source.get("sha256")
         try:
             is_another = path.is_file() and digest is not None and sha256(path) != digest
@@ -213,24 +185,23 @@ class Bundle:
         try:
             return parse_tokenizer((self.path / TOKENIZER).read_text("utf-8"))
         except (AftexportError, UnicodeDecodeError) as error:
-            raise BundleError(self.path, f"{TOKENIZER} cannot be read", EXPORT_AGAIN) from error
+            raise _unfit(self.path, f"{TOKENIZER} cannot be read") from error
 
     def golden(self) -> list[Case]:
         """Return the golden cases, with PyTorch's outputs."""
         try:
             cases = unpack_cases(safetensors.numpy.load_file(self.path / GOLDEN))
         except (SafetensorError, ValueError) as error:
-            raise BundleError(self.path, f"{GOLDEN}: {error}", EXPORT_AGAIN) from error
+            raise _unfit(self.path, f"{GOLDEN}: {error}") from error
         if not any(case.subject == "model" for case in cases):
-            raise BundleError(self.path, f"{GOLDEN} has no cases of the model", EXPORT_AGAIN)
+            raise _unfit(self.path, f"{GOLDEN} has no cases of the model")
         heads = self.manifest.heads
         for case in cases:
             if case.subject == "model" and case.outputs.keys() != heads.keys():
-                raise BundleError(
+                raise _unfit(
                     self.path,
                     f"{GOLDEN} must have the outputs {', '.join(heads)} in model/{case.name}, got "
                     f"{', '.join(case.outputs)}",
-                    EXPORT_AGAIN,
                 )
         return cases
 
@@ -285,7 +256,7 @@ def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
     if not path.exists():
         raise BundleError(path, "no such folder", "Check the path.")
     if manifest_file.exists() and not manifest_file.is_file():
-        raise BundleError(path, f"{MANIFEST} is not a file", EXPORT_AGAIN)
+        raise _unfit(path, f"{MANIFEST} is not a file")
     if not is_bundle(path):
         raise BundleError(
             path, f"not a bundle: it has no {MANIFEST}", "Give a folder written by aftexport."
@@ -303,9 +274,9 @@ def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
             )
         manifest = ManifestFile.model_validate_json(text)
     except ValidationError as error:
-        raise BundleError(path, f"{MANIFEST}: {problem(error)}", EXPORT_AGAIN) from error
+        raise _unfit(path, f"{MANIFEST}: {problem(error)}") from error
     except (ValueError, RecursionError) as error:
-        raise BundleError(path, f"{MANIFEST} cannot be read ({error})", EXPORT_AGAIN) from error
+        raise _unfit(path, f"{MANIFEST} cannot be read ({error})") from error
     if manifest.operators and manifest.operator_version > OPERATOR_VERSION:
         raise BundleError(
             path,
@@ -316,49 +287,29 @@ def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
     return manifest, sha256_of(raw)
 
 
-EXPORT_AGAIN = "Export the model again."
 _LFS_POINTER = b"version https://git-lfs"
 
 
 def check_file(path: Path, file: Path, entry: FileEntry) -> None:
-    """Check the size and the digest of a file, or of the target of a link.
-
-    Args:
-        path: the bundle.
-        file: the path of the file in it.
-        entry: the description of the file in the manifest.
-
-    Raises:
-        BundleError: if the file is missing, or differs from its description.
-    """
+    """Check the size and the digest of a file, or of the target of a link."""
     check_link(path, file)
     if not file.exists():
-        raise BundleError(path, f"{file.name} is missing", EXPORT_AGAIN)
+        raise _unfit(path, f"{file.name} is missing")
     if not file.is_file():
-        raise BundleError(path, f"{file.name} is not a file", EXPORT_AGAIN)
+        raise _unfit(path, f"{file.name} is not a file")
     size = file.stat().st_size
     if size != entry.bytes:
         if _is_pointer(file):
             raise BundleError(
                 path, f"{file.name} is a Git LFS pointer, not the file", "Run git lfs pull."
             )
-        raise BundleError(
-            path, f"{file.name} must have {entry.bytes} bytes, got {size}", EXPORT_AGAIN
-        )
+        raise _unfit(path, f"{file.name} must have {entry.bytes} bytes, got {size}")
     if sha256(file) != entry.sha256:
-        raise BundleError(path, f"{file.name} was changed or damaged", EXPORT_AGAIN)
+        raise _unfit(path, f"{file.name} was changed or damaged")
 
 
 def check_link(path: Path, link: Path) -> None:
-    """Check that a link of a bundle has an existing target.
-
-    Args:
-        path: the bundle.
-        link: the bundle, or a file in it; paths that are not links pass.
-
-    Raises:
-        BundleError: if the target does not exist.
-    """
+    """Check that a link of a bundle has an existing target."""
     if not link.is_symlink() or link.exists():
         return
     target = link.readlink()
@@ -381,28 +332,18 @@ DAMAGED = (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError, struct
 
 
 def check_plan(path: Path, archive: Path, plan: ChunkedPlan) -> None:
-    """Check that an archive has the graphs of a plan.
-
-    Args:
-        path: the bundle.
-        archive: the archive in the bundle.
-        plan: the plan in the bundle's manifest.
-
-    Raises:
-        BundleError: if the archive has other graphs; names the field of the manifest.
-    """
+    """Check that an archive has the graphs of a plan."""
     try:
         with zipfile.ZipFile(archive) as opened:
             names = {name.removesuffix(".onnx") for name in opened.namelist() if "+" not in name}
     except DAMAGED as error:
-        raise BundleError(path, f"{archive.name}: {error}", EXPORT_AGAIN) from error
+        raise _unfit(path, f"{archive.name}: {error}") from error
     stages = len({name.partition(".")[0] for name in names if re.fullmatch(r"\d+\.\w+", name)})
     if stages != len(plan.stages):
-        raise BundleError(
+        raise _unfit(
             path,
             f"manifest.json: chunked.stages: expected {stages} stage{'s' * (stages != 1)}, as "
             f"{archive.name} has, got {len(plan.stages)}",
-            EXPORT_AGAIN,
         )
     described = [
         ("pooled", bool(plan.pooled), "pool"),
@@ -418,4 +359,4 @@ def check_plan(path: Path, archive: Path, plan: ChunkedPlan) -> None:
                 if graph in names
                 else f"expected {none}, as {archive.name} has no {graph}.onnx, got {some}"
             )
-            raise BundleError(path, f"manifest.json: chunked.{field}: {reason}", EXPORT_AGAIN)
+            raise _unfit(path, f"manifest.json: chunked.{field}: {reason}")

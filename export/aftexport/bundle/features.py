@@ -6,29 +6,25 @@ from typing import Annotated, Any, Self
 import numpy as np
 from annotated_types import Len
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import ConfigDict, ValidationError, model_validator
 
 from aftexport.errors import UsageError
 from aftexport.system.contract import MAX_FEATURES
-from aftexport.system.validation import problem
+from aftexport.system.validation import StrictModel, problem
 
 _MAX_BYTES = 16 << 20
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 _EXAMPLE = 'Write it as {"names": ["x", "y"], "mean": [0.0, 1.5], "scale": [1.0, 0.2]}.'
 
 
-class Features(BaseModel):
-    """The features of each token, with their normalization.
+class Features(StrictModel):
+    """The features of each token, with their normalization."""
 
-    Attributes:
-        names: the name of each feature, in the order of the model's input.
-        mean, scale: numbers by which values are normalized before the model runs, in float32 as
-            ``(x - mean) / scale``; None for 0 and 1.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     names: Annotated[tuple[str, ...], Len(1, MAX_FEATURES)]
+    # numbers by which values are normalized before the model runs, in float32 as `(x - mean) /
+    # scale`; None for 0 and 1
     mean: tuple[float, ...] | None = None
     scale: tuple[float, ...] | None = None
 
@@ -62,11 +58,7 @@ class Features(BaseModel):
         return self
 
     def normalized(self, rows: NDArray[Any], *, first: int = 0) -> NDArray[np.float32]:
-        """Return the model's input for values of tokens, ``[n, count]``.
-
-        Args:
-            rows: values ``[n, count]``.
-            first: the number of the first token, for the error.
+        """Return the model's input for values of tokens ``[n, count]``, numbered from ``first`` on.
 
         Raises:
             ValueError: if a value, or a normalized value, is not a finite float32.
@@ -91,10 +83,10 @@ class Features(BaseModel):
         )
 
 
-class _FeatureFile(BaseModel):
+class _FeatureFile(StrictModel):
     """The content of a file of features, in which every entry is optional."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     names: tuple[str, ...] | None = None
     mean: tuple[float, ...] | None = None
@@ -107,15 +99,7 @@ def default_names(count: int) -> tuple[str, ...]:
 
 
 def read_features(path: Path, count: int | None = None) -> Features:
-    """Read a JSON file with ``names``, ``mean`` and ``scale`` of features.
-
-    Args:
-        path: the file; each entry is optional.
-        count: the number of features of the model; None for the number in the file.
-
-    Raises:
-        UsageError: if it cannot be read, or is not valid; the error names the field.
-    """
+    """Read a JSON file with ``names``, ``mean`` and ``scale`` of features, each optional."""
     try:
         if (size := path.stat().st_size) > _MAX_BYTES:
             raise UsageError(

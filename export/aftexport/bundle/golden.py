@@ -16,19 +16,13 @@ OPERATOR_OUTPUT = "output"
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs with PyTorch's outputs for them.
-
-    Attributes:
-        name: a description of the case.
-        subject: ``model``, or the name of the only operator that is run.
-        inputs: tensors by name.
-        outputs: PyTorch's outputs by name. An operator has one, ``OPERATOR_OUTPUT``: all its
-            outputs, joined by ``join_outputs``.
-    """
+    """Inputs with PyTorch's outputs for them."""
 
     name: str
-    subject: str
+    subject: str  # `model`, or the name of the only operator that is run
     inputs: Mapping[str, Array]
+    # PyTorch's outputs by name. An operator has one, `OPERATOR_OUTPUT`: all its outputs, joined by
+    # `join_outputs`
     outputs: Mapping[str, Array]
 
     @property
@@ -66,11 +60,7 @@ def pack_cases(cases: Sequence[Case]) -> dict[str, Array]:
 
 
 def unpack_cases(tensors: Mapping[str, Array]) -> list[Case]:
-    """Return the cases in the tensors of ``pack_cases``, the model's cases first.
-
-    Raises:
-        ValueError: if a case lacks its inputs or its outputs.
-    """
+    """Return the cases in tensors, the model's first; raise ValueError if one lacks a part."""
     grouped: dict[tuple[str, str], dict[str, Array]] = {}
     for key, tensor in sorted(tensors.items()):
         subject, name, rest = key.split("/", 2)
@@ -93,17 +83,10 @@ def random_tokens(
     generator: np.random.Generator,
     sizes: tuple[int, ...],
     *,
-    vocab_size: int | None,
-    num_features: int | None,
+    vocab_size: int | None,  # number of ids; None for a model of features
+    num_features: int | None,  # number of features of each token; None for a model of ids
 ) -> Array:
-    """Return ids ``[*sizes]`` or, for a model of features, standard normal ``[*sizes, features]``.
-
-    Args:
-        generator: the source of the random numbers.
-        sizes: the numbers of documents and tokens, or of tokens.
-        vocab_size: the number of ids; None for a model of features.
-        num_features: the number of features of each token; None for a model of ids.
-    """
+    """Return ids ``[*sizes]``, or standard normal features ``[*sizes, num_features]``."""
     if num_features is not None:
         return generator.standard_normal((*sizes, num_features), np.float32)
     assert vocab_size is not None  # a model has ids or features

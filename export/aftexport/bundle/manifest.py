@@ -1,153 +1,188 @@
-"""The description of a bundle, ``manifest.json``."""
+"""The description of a bundle, ``manifest.json``, and in it the plan of documents in chunks."""
 
+import math
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Len, Lt
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from aftexport.bundle.chunked_plan import ChunkedPlan, Tokens
 from aftexport.bundle.features import Features
 from aftexport.engines.tensorrt.settings import BuildSettings, Count
 from aftexport.extra_inputs import MAX_INPUTS, ExtraInput
 from aftexport.heads import AnyHead
 from aftexport.heads.calibration import Calibration
-from aftexport.system.contract import FEATURES, IDS, INPUTS, MAX_VOCABULARY, main_input
+from aftexport.system.contract import FEATURES, IDS, INPUTS, MAX_TOKENS, MAX_VOCABULARY, main_input
+from aftexport.system.validation import StrictModel
+
+Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
+"""A number of tokens of one document."""
+_MAX_STATE = 1 << 28
+"""The maximum numbers in the state of a recurrence, which is in memory."""
+Pooling = Literal["sum", "max", "first"]
+"""The combination of values pooled from parts of a document."""
+
+
+class Recurrence(StrictModel):
+    """The states of a recurrence, which replace the summaries of an attention's chunks."""
+
+    # order of the tokens, forward or reverse; bidirectional for one recurrence in each order
+    direction: Literal["forward", "reverse", "bidirectional"]
+    # shape of the state in one order, for one document
+    shape: Annotated[tuple[Tokens, ...], Len(2, 3)]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if math.prod(self.shape) > _MAX_STATE:
+            raise ValueError(f"shape: expected at most {_MAX_STATE} numbers, got {self.shape}")
+        return self
+
+
+class ChunkedStage(StrictModel):
+    """One attention, recurrence or convolution of a model that runs chunk by chunk."""
+
+    left: Tokens  # tokens before and after a chunk that its run includes
+    right: Tokens
+    causal: bool  # whether a token attends only to itself and earlier tokens
+    keeps: tuple[str, ...]  # values per token that are kept from before the stage for after it
+    # states that pass from chunk to chunk; None for an attention, whose chunks have summaries
+    recurrence: Recurrence | None
+
+    @model_validator(mode="after")
+    def _recurrence_fits(self) -> Self:
+        if self.recurrence is None:
+            return self
+        if self.left or self.right:
+            raise ValueError(
+                f"left, right: expected 0 for a recurrence, got {self.left} and {self.right}"
+            )
+        if self.causal != (self.recurrence.direction == "forward"):
+            raise ValueError(
+                f"causal: expected {str(not self.causal).lower()} for a recurrence that is "
+                f"{self.recurrence.direction}"
+            )
+        return self
+
+
+class ChunkedPlan(StrictModel):
+    """The plan by which the graphs in ``chunked.zip`` run a document of any length."""
+
+    stages: tuple[ChunkedStage, ...]
+    # each value pooled from the tokens, with the combination of those of chunks; empty if all
+    # outputs are per token and need none
+    pooled: dict[str, Pooling]
+    token_bytes: Count  # maximum memory per token during the run of a graph
+    evidence: bool  # whether the graphs return each token's evidence for the largest logit
+    documents: tuple[str, ...]  # names of the outputs per document
+    tokens: dict[str, Count]  # each output per token, with its width
+    tokens_use_last_stage: bool  # whether the outputs per token need the last stage's own results
+
+    @property
+    def output_names(self) -> frozenset[str]:
+        """The names of all outputs."""
+        return frozenset((*self.documents, *self.tokens))
+
+    @model_validator(mode="after")
+    def _outputs_have_sources(self) -> Self:
+        if not self.output_names:
+            raise ValueError("documents: expected an output per document or per token, got none")
+        if self.documents and not self.pooled:
+            raise ValueError("pooled: expected a value for the outputs per document, got none")
+        if repeated := set(self.documents) & self.tokens.keys():
+            raise ValueError(f"tokens: expected outputs beside documents, got {min(repeated)}")
+        return self
+
 
 SCHEMA_VERSION: Literal[3] = 3
 ONNX_FILE = "ONNX file"
 """The kind of a source that is an ONNX model: there is no PyTorch to compare with."""
 
 
-class FileEntry(BaseModel):
+class FileEntry(StrictModel):
     """The size and digest of one file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     bytes: Annotated[int, Ge(0), Le((1 << 63) - 1)]
     sha256: str
 
 
-class PositionBias(BaseModel):
-    """The position bias of one AFT-full node.
+class PositionBias(StrictModel):
+    """The position bias of one AFT-full node."""
 
-    Attributes:
-        node: the name of the node in ``model.onnx``.
-        row_range: the largest ``max - min`` of a row, over the visible keys of the row; None if
-            the graph computes the bias, or if the bias is not finite.
-        precision: the precision of the exponentials in a fused kernel, chosen by that range.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    node: str
+    node: str  # name of the node in `model.onnx`
+    # largest `max - min` of a row, over the visible keys of the row; None if the graph computes the
+    # bias, or if the bias is not finite
     row_range: Annotated[float, Ge(0)] | None
     precision: Literal["fp32", "fp16", "bf16", "int8"]
 
 
-class NodePrecision(BaseModel):
-    """The precision chosen for one node, with the reason.
+class NodePrecision(StrictModel):
+    """The precision chosen for one node, with the reason."""
 
-    Attributes:
-        node: the name of the node in ``model.onnx``.
-        operator: the type of the node.
-        precision: the precision of the products in the node's fused kernel.
-        errors: the model's error on its golden cases with only this node in each precision.
-        reason: the reason against a cheaper precision.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    node: str
+    node: str  # name of the node in `model.onnx`
     operator: str
     precision: Literal["fp32", "bf16", "int8"]
+    # model's error on its golden cases with only this node in each precision
     errors: dict[str, Annotated[float, Ge(0)]]
-    reason: str
+    reason: str  # reason against a cheaper precision
 
 
-class EnginePlan(BaseModel):
-    """The TensorRT engine that a bundle was exported for.
-
-    Attributes:
-        settings: the settings of the build.
-        file: the name of the engine built at export, described by its record; None if not built.
-        deferred: each step that waits for the first GPU, with the reason.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class EnginePlan(StrictModel):
+    """The TensorRT engine that a bundle was exported for."""
 
     settings: BuildSettings
+    # name of the engine built at export, described by its record; None if not built
     file: str | None
-    deferred: tuple[str, ...]
+    deferred: tuple[str, ...]  # each step that waits for the first GPU, with the reason
 
 
-class Manifest(BaseModel):
-    """The description of a bundle, without its files.
+class Manifest(StrictModel):
+    """The description of a bundle, without its files."""
 
-    Attributes:
-        source: kind and sha256 of the model file.
-        config: the configuration of the classifier; None if the checkpoint has none.
-        inputs: the names of the model's inputs: ``input_ids`` int64 ``[batch, tokens]`` or
-            ``input_features`` float32 ``[batch, tokens, features]``; if used, ``lengths`` int64
-            ``[batch]``; and the extra inputs.
-        vocab_size: the number of token ids; every id is below it. None for a model of features.
-        features: the features of a token; None for a model of token ids.
-        max_tokens: the maximum length of a document in tokens; None for no bound.
-        extra_inputs: the inputs beside tokens and lengths.
-        batching: whether documents may share a run.
-        heads: each head by the name of its output, in the order of the outputs.
-        precision: fp32; fp16, for weights and activations; bf16 or int8, for the products
-            inside kernels; bf16, for weights and activations if there is an ``engine``; with
-            ``node_precisions`` the cheapest of them.
-        reference: the type in which PyTorch computed the golden outputs; float64, except for a
-            captured program, or a module whose forward fixes another type.
-        tolerance: the requested bound on the model's error; None for that of the table.
-        node_precisions: the precision of each node, if they were chosen one by one.
-        opset: the opset of the standard operators.
-        operators: the number of nodes of each custom operator.
-        position_biases: the position biases of its AFT-full nodes.
-        operator_version: the version of the ``ai.aftexport`` domain.
-        hardware: the hardware required by the model file; ``any`` for ONNX.
-        versions: the versions of the tools that wrote the bundle.
-        engine: the TensorRT engine it was exported for; None for only ONNX.
-        chunked: the plan for documents longer than memory; None if there is none.
-        whole_only: the reason why there is no such plan.
-        no_evidence: the reason why the model returns no evidence.
-        evidence_heads: for each head whose logits a request can choose, the part of each logit
-            that does not depend on the tokens, in the order of the logits' numbers, see
-            ``lowering.evidence``; None if the model does not return the evidence of each token.
-        refused_evidence: the reason against evidence for each other head for documents.
-        calibration: the calibration of heads by their names; None if there is none.
-    """
+    model_config = ConfigDict(allow_inf_nan=False)
 
-    # The manifest is read from JSON: lists become tuples, and no other conversion is allowed.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-    source: dict[str, str | None]
+    source: dict[str, str | None]  # kind and sha256 of the model file
+    # configuration of the classifier; None if the checkpoint has none
     config: dict[str, Any] | None
+    # names of the model's inputs: `input_ids` int64 `[batch, tokens]` or `input_features` float32
+    # `[batch, tokens, features]`; if used, `lengths` int64 `[batch]`; and the extra inputs
     inputs: tuple[str, ...]
+    # number of token ids; every id is below it. None for a model of features
     vocab_size: Annotated[int, Ge(1), Le(MAX_VOCABULARY)] | None
     features: Features | None = None
+    # maximum length of a document in tokens; None for no bound
     max_tokens: Annotated[Tokens, Ge(1)] | None
     extra_inputs: Annotated[tuple[ExtraInput, ...], Len(0, MAX_INPUTS)] = ()
-    batching: bool = True
+    batching: bool = True  # whether documents may share a run
+    # each head by the name of its output, in the order of the outputs
     heads: Annotated[dict[str, AnyHead], Len(1)]
+    # fp32; fp16, for weights and activations; bf16 or int8, for the products inside kernels; bf16,
+    # for weights and activations if there is an `engine`; with `node_precisions` the cheapest of
+    # them
     precision: Literal["fp32", "fp16", "bf16", "int8"]
+    # type in which PyTorch computed the golden outputs; float64, except for a captured program, or
+    # a module whose forward fixes another type
     reference: Literal["float64", "float32", "float16", "bfloat16"] = "float64"
+    # requested bound on the model's error; None for that of the table
     tolerance: Annotated[float, Gt(0), Lt(1)] | None = None
     node_precisions: tuple[NodePrecision, ...] = ()
     opset: Count
-    operators: dict[str, Count]
+    operators: dict[str, Count]  # number of nodes of each custom operator
     position_biases: tuple[PositionBias, ...] = ()
-    operator_version: Count
-    hardware: str
+    operator_version: Count  # version of the `ai.aftexport` domain
+    hardware: str  # hardware required by the model file; `any` for ONNX
     versions: dict[str, str]
-    engine: EnginePlan | None = None
+    engine: EnginePlan | None = None  # TensorRT engine it was exported for; None for only ONNX
+    # plan for documents longer than memory; None if there is none
     chunked: ChunkedPlan | None = None
-    whole_only: str | None = None
-    no_evidence: str | None = None
+    whole_only: str | None = None  # reason why there is no such plan
+    no_evidence: str | None = None  # reason why the model returns no evidence
+    # for each head whose logits a request can choose, the part of each logit that does not depend
+    # on the tokens, in the order of the logits' numbers, see `lowering.evidence`; None if the model
+    # does not return the evidence of each token
     evidence_heads: Annotated[dict[str, tuple[float, ...]], Len(1)] | None = None
-    refused_evidence: dict[str, str] = {}
+    # reason against evidence for each other head for documents
+    refused_evidence: dict[str, str] = Field(default_factory=dict)
+    # calibration of heads by their names; None if there is none
     calibration: Annotated[dict[str, Calibration], Len(1)] | None = None
 
     @property

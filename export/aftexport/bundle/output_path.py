@@ -10,16 +10,7 @@ from aftexport.system.files import aside_folder, is_device
 
 
 def check_output_path(out: Path, path: Path | None, force: bool) -> None:
-    """Refuse a folder that cannot be made, or holds files that must not be lost.
-
-    Args:
-        out: the folder.
-        path: the path of the exported model; None for that of a factory without a file.
-        force: whether a bundle at ``out`` may be replaced.
-
-    Raises:
-        UsageError: if the folder is refused; gives the reason.
-    """
+    """Refuse a folder that cannot be made, or holds files that must not be lost."""
     if path is not None and path.resolve() == out.resolve():
         raise UsageError(
             f"--out must not be the model itself, got {out}.", "Choose another folder."
@@ -45,16 +36,9 @@ def check_output_path(out: Path, path: Path | None, force: bool) -> None:
 
 
 def check_can_be_made(option: str, path: Path) -> None:
-    """Refuse a file or folder whose parent is not writable, or which lies in a bundle.
+    """Refuse a path that cannot be made; ``option`` names it in the error.
 
     A device or a pipe, such as ``/dev/stdout``, is made already.
-
-    Args:
-        option: the option that names the path.
-        path: the file or folder.
-
-    Raises:
-        UsageError: if the path is refused; gives the reason.
     """
     if is_device(path):
         return
@@ -75,15 +59,7 @@ def check_can_be_made(option: str, path: Path) -> None:
 
 
 def check_reports(reports: Mapping[str, Path | None], inputs: Iterable[Path | None]) -> None:
-    """Refuse a report that cannot be made, or would overwrite an input.
-
-    Args:
-        reports: the file of each report by its option; None for no report.
-        inputs: files, and folders whose files must not change; None for no input.
-
-    Raises:
-        UsageError: if a report is refused; gives the reason.
-    """
+    """Refuse a report that cannot be made, or would overwrite an input."""
     kept = [path for path in inputs if path is not None]
     options: dict[Path, str] = {}
     for option, path in reports.items():
@@ -114,23 +90,15 @@ def _targets(folder: Path) -> set[Path]:
 
 @dataclass(frozen=True)
 class BundleFolder:
-    """The content of a folder of bundles.
-
-    Attributes:
-        bundles: paths of the bundles, in the order of their names.
-        unread: the subfolders that cannot be read, which may be bundles, each with its error.
-    """
+    """The content of a folder of bundles."""
 
     bundles: Sequence[Path]
+    # subfolders that cannot be read, which may be bundles, each with its error
     unread: Mapping[Path, OSError]
 
 
 def read_folder(folder: Path) -> BundleFolder:
-    """Return the bundles in a folder; hidden subfolders do not count.
-
-    Raises:
-        OSError: if the folder cannot be read.
-    """
+    """Return the bundles in a folder, without hidden subfolders; raise OSError."""
     bundles, unread = list[Path](), dict[Path, OSError]()
     for child in sorted(folder.iterdir()):
         if child.name.startswith("."):
@@ -156,11 +124,7 @@ def folder_or_none(path: Path) -> BundleFolder | None:
 
 
 def _has_manifest(path: Path) -> bool:
-    """Return whether a path is a folder with a manifest, valid or not.
-
-    Raises:
-        OSError: if the path cannot be read.
-    """
+    """Return whether a path is a folder with a manifest, valid or not."""
     try:
         (path / MANIFEST).lstat()
     except (FileNotFoundError, NotADirectoryError):

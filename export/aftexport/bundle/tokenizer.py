@@ -82,11 +82,7 @@ def normalizer_growth(tokenizer: Tokenizer) -> int:
 
 
 def _growth_of(*parts: Any) -> int:
-    """Return the product of the growths of components, with Unicode's own rules counted once.
-
-    Raises:
-        ValueError: if a component is not known.
-    """
+    """Return the product of the growths of components, with Unicode's own rules counted once."""
     product, unicode, charsmaps = 1, 1, list[int]()
     for part in _components(parts):
         match part:
@@ -147,11 +143,7 @@ def _added_tokens(post_processor: Any) -> tuple[int, int]:
 
 
 def check_vocabulary(size: int) -> None:
-    """Check the number of token ids of a model.
-
-    Raises:
-        UsageError: if the number exceeds the maximum of a bundle.
-    """
+    """Check the number of token ids of a model."""
     if size > MAX_VOCABULARY:
         raise UsageError(
             f"The model must have at most {MAX_VOCABULARY} token ids, got {size}.",
@@ -160,11 +152,7 @@ def check_vocabulary(size: int) -> None:
 
 
 def check_tokenizer(text: str, vocab_size: int) -> None:
-    """Check that the model knows every id of a tokenizer.
-
-    Raises:
-        UsageError: if ``text`` is not a tokenizer, or one of its ids is ``vocab_size`` or more.
-    """
+    """Check that the model knows every id of a tokenizer."""
     if (largest := largest_id(text)) >= vocab_size:
         raise UsageError(
             f"The tokenizer's ids must be below the model's {vocab_size}, got {largest}.",
@@ -173,11 +161,7 @@ def check_tokenizer(text: str, vocab_size: int) -> None:
 
 
 def largest_id(text: str) -> int:
-    """Return the largest id of a tokenizer.
-
-    Raises:
-        UsageError: if ``text`` is not a tokenizer.
-    """
+    """Return the largest id of a tokenizer."""
     if not isinstance(text, str):
         raise UsageError(
             f"The tokenizer must be JSON text, got a {type(text).__name__}.",

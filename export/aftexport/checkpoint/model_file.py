@@ -28,7 +28,7 @@ from aftexport.checkpoint.transformers_folder import read_transformers_folder
 from aftexport.checkpoint.weights import load_weights, refuse_unusable, unwrapped
 from aftexport.errors import CheckpointError, UsageError
 from aftexport.heads.declared_task import declared_beside, declared_in
-from aftexport.system.callables import import_callable
+from aftexport.system.arguments import import_callable
 from aftexport.system.files import read_json
 
 _AUTO_MAP = "auto_map"

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from aftexport.errors import CheckpointError, UsageError
-from aftexport.system.callables import import_from_here
+from aftexport.system.arguments import import_from_here
 
 _GLOBAL = re.compile(r"GLOBAL (\S+)")
 _MAX_NAMED = 4

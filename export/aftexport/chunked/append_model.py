@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from aftexport.bundle.chunked_plan import ChunkedPlan, Pooling
+from aftexport.bundle.manifest import ChunkedPlan, Pooling
 from aftexport.chunked.document import FIRST_POSITION, LEFT_STATE, NEXT_STATE, Array, Level
 from aftexport.chunked.document_state import (
     DocumentState,

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from aftexport.bundle.chunked_plan import ChunkedPlan, Pooling
+from aftexport.bundle.manifest import ChunkedPlan, Pooling
 from aftexport.chunked.softmaxes import count_softmax_attention, rewrite_as_means
 from aftexport.chunked.stages import (
     ANY_TOKENS,
@@ -28,7 +28,7 @@ from aftexport.chunked.stages import (
     make_stage,
 )
 from aftexport.chunked.token_flow import OF_TOKENS, Kind, NotChunkable, is_recurrence
-from aftexport.engines.explained_input import take_choice
+from aftexport.engines.onnxruntime.sessions import take_choice
 from aftexport.lowering.evidence import DIRECTION, NoEvidence, add_direction, add_products
 from aftexport.lowering.finish import finish
 from aftexport.lowering.graph_values import constants_of, names_of, pooling

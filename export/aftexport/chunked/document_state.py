@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 
-from aftexport.bundle.chunked_plan import Tokens
+from aftexport.bundle.manifest import Tokens
 from aftexport.chunked.document import Array, Level
 from aftexport.errors import InputError
 from aftexport.system.validation import problem

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.bundle import CHUNKED, Bundle
-from aftexport.bundle.chunked_plan import ChunkedPlan
-from aftexport.bundle.manifest import Manifest
+from aftexport.bundle.manifest import ChunkedPlan, Manifest
 from aftexport.chunked.append_model import AppendModel, NotAppendable, append_plan
 from aftexport.chunked.document_state import DocumentState, TokenDigest, check_bundle, to_bytes
 from aftexport.chunked.opened_archive import OpenedArchive

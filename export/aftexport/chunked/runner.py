@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.bundle.chunked_plan import ChunkedPlan, ChunkedStage
+from aftexport.bundle.manifest import ChunkedPlan, ChunkedStage
 from aftexport.chunked.document import (
     Array,
     Document,
@@ -32,8 +32,8 @@ from aftexport.chunked.stage_runs import (
     cut_at_margins,
     joined,
 )
-from aftexport.engines.explained_input import padded_choices
 from aftexport.engines.onnxruntime import Provider
+from aftexport.engines.onnxruntime.sessions import padded_choices
 from aftexport.errors import EngineError, InputError, UsageError
 from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 from aftexport.system.contract import EVIDENCE, EXPLAINED, largest

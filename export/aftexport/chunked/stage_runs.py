@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from aftexport.bundle.chunked_plan import ChunkedStage, Pooling, Recurrence
+from aftexport.bundle.manifest import ChunkedStage, Pooling, Recurrence
 from aftexport.chunked.document import (
     LEFT_STATE,
     NEXT_STATE,

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from aftexport.bundle.chunked_plan import ChunkedStage, Recurrence
+from aftexport.bundle.manifest import ChunkedStage, Recurrence
 from aftexport.chunked.document import FIRST_POSITION, LEFT_STATE, NEXT_STATE, RIGHT_STATE
 from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN
 from aftexport.chunked.summaries import Window, summary, window_of

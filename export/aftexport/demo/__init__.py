@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,73 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from tokenizers import Tokenizer
 
+from aftexport.bundle.bundle import is_bundle
 from aftexport.checkpoint import save
-from aftexport.demo.corpus import Corpus, cap, installed_packages
-from aftexport.demo.documents import Document, tokenized, train_tokenizer
-from aftexport.demo.judging import HeldOut, accuracies, hold_out
-from aftexport.demo.options import BUNDLE, DemoOptions, Size
-from aftexport.demo.own_documents import read_documents
+from aftexport.demo.corpus import (
+    Corpus,
+    Document,
+    cap,
+    installed_packages,
+    read_documents,
+    tokenized,
+    train_tokenizer,
+)
 from aftexport.demo.server import HOST, ask, serving
 from aftexport.demo.split import Split, split
-from aftexport.demo.training import build, fit, predict
+from aftexport.demo.training import HeldOut, accuracies, build, fit, hold_out, predict
+from aftexport.errors import UsageError
 from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.nn.config import MECHANISM_LAYERS
 from aftexport.pipeline.export import export
 from aftexport.system.console import escape, plain_table, stage
 from aftexport.system.files import replacing_file
+
+BUNDLE = "bundle"
+"""Name of the folder of the bundle in that of the demo."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The amount of work."""
+
+    classes: int = 8
+    per_class: int = 250
+    steps: int = 250
+    max_seconds: float = 110.0
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """The options of ``aftexport demo``."""
+
+    mechanism: str
+    # user's documents, `.csv` or `.jsonl`; None for source files of the packages installed here
+    data: Path | None
+    out: Path
+    seed: int
+    size: Size = field(default_factory=Size)
+
+    def check(self) -> None:
+        """Raise UsageError if an option cannot be used."""
+        if self.mechanism not in MECHANISM_LAYERS:
+            raise UsageError(
+                f"--mechanism must be a known mechanism, got {self.mechanism!r}.",
+                f"Choose one of {', '.join(MECHANISM_LAYERS)}.",
+            )
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(
+                f"--seed must be from 0 to 4294967295, got {self.seed}.",
+                "Give a number in this range.",
+            )
+        if self.out.exists() and not self.out.is_dir():
+            raise UsageError(
+                f"--out must be a folder, got the file {self.out}.", "Choose a folder."
+            )
+        bundle = self.out / BUNDLE
+        is_ours = not bundle.exists() or is_bundle(bundle)
+        if not is_ours and (bundle.is_file() or any(bundle.iterdir())):
+            raise UsageError(f"{bundle} exists and is not a bundle.", "Choose another --out.")
+
 
 __all__ = ["DemoOptions", "Size", "run"]
 
@@ -40,14 +95,6 @@ def run(options: DemoOptions, console: Console) -> None:
 
     The folder ``options.out`` then contains ``model.pt``, ``bundle/``, ``document.txt`` (the
     posted document) and ``server.log``.
-
-    Args:
-        options: the settings.
-        console: console for progress and results.
-
-    Raises:
-        AftexportError: if the options or the documents are invalid, or the export, its parity
-            or the server fails.
     """
     start = time.monotonic()
     options.check()

@@ -3,17 +3,27 @@
 The task is to find the Python package of a source file. The project needs these
 packages, so nothing is downloaded. A file that names its package reveals the
 answer. So the names of packages, the usual import aliases (np, nx) and the leading
-comments (licenses, authors) are removed.
+comments (licenses, authors) are removed. A user's documents come from a CSV or JSON Lines file.
 """
 
+import csv
 import importlib.machinery
+import json
 import re
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+
+from aftexport.errors import AftexportError
 
 PACKAGES: dict[str, tuple[str, ...]] = {
     "networkx": ("networkx", "nx"),
@@ -42,12 +52,7 @@ _HIDDEN = "package"
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents with their labels.
-
-    Attributes:
-        texts: the documents.
-        labels: the label of each document.
-    """
+    """Documents with their labels."""
 
     texts: tuple[str, ...]
     labels: tuple[str, ...]
@@ -85,17 +90,7 @@ def hide_names(source: str) -> str:
 
 
 def installed_packages(*, num_classes: int, per_class: int, seed: int) -> Corpus:
-    """Collect source files of the packages with the most files on this machine.
-
-    Args:
-        num_classes: number of packages, or fewer if fewer are installed. The standard
-            library is one of the candidates.
-        per_class: maximum number of files per package, drawn at random.
-        seed: seed of the random choice.
-
-    Returns:
-        The files with hidden package names, labeled by import name.
-    """
+    """Collect source files of the packages with the most files on this machine."""
     candidates = _source_files()
     largest = sorted(candidates, key=lambda label: (-len(candidates[label]), label))[:num_classes]
     files = [(label, path) for label in sorted(largest) for path in candidates[label]]
@@ -144,3 +139,144 @@ _NAMES = re.compile(
     ),
     re.IGNORECASE,
 )
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document and its tokens."""
+
+    text: str
+    label: str
+    ids: list[int]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
+    """Train a tokenizer of at most ``vocab_size`` tokens, including the 256 bytes, on ``texts``."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    trainer = BpeTrainer(
+        vocab_size=vocab_size, initial_alphabet=sorted(ByteLevel.alphabet()), show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def tokenized(tokenizer: Tokenizer, corpus: Corpus) -> list[Document]:
+    """Return the documents of a corpus with their tokens."""
+    encoded = tokenizer.encode_batch(list(corpus.texts))
+    return [
+        Document(text, label, tokens.ids)
+        for text, label, tokens in zip(corpus.texts, corpus.labels, encoded, strict=True)
+    ]
+
+
+_FIELD_LIMIT = 2**31 - 1
+
+Row = tuple[int, Any, Any]
+"""The first line of a row, its text and its label."""
+
+
+class DocumentsError(AftexportError):
+    """A file of labeled documents is invalid."""
+
+    def __init__(self, path: Path, reason: str, remedy: str, line: int | None = None) -> None:
+        place = f"{path}, line {line}" if line is not None else str(path)
+        super().__init__(f"{place}: {reason}.", remedy)
+        self.path = path
+        self.reason = reason
+        self.line = line
+
+
+def read_documents(path: Path) -> Corpus:
+    """Read documents with their labels."""
+    reader = {".csv": _csv_rows, ".jsonl": _json_rows}.get(path.suffix.lower())
+    if reader is None:
+        raise DocumentsError(
+            path,
+            f"expected a name with .csv or .jsonl, got {path.suffix or 'no suffix'}",
+            "Convert or rename the file.",
+        )
+    texts, labels = [], []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for line, text, label in reader(path, file):
+                texts.append(_checked(path, line, "text", text))
+                labels.append(_checked(path, line, "label", label).strip())
+    except OSError as error:
+        reason = f"the file cannot be read ({error.strerror})"
+        raise DocumentsError(path, reason, "Check the path.") from error
+    except UnicodeDecodeError as error:
+        reason = f"expected UTF-8, got the byte {error.object[error.start]:#04x}"
+        raise DocumentsError(path, reason, "Convert the file to UTF-8.") from error
+    if not texts:
+        raise DocumentsError(
+            path, "the file has no documents", "Give documents of at least two labels."
+        )
+    return Corpus(tuple(texts), tuple(labels))
+
+
+def _checked(path: Path, line: int, name: str, value: Any) -> str:
+    if value is None:
+        raise DocumentsError(path, f"there is no {name}", "Give each row text and label.", line)
+    if not isinstance(value, str):
+        reason = f"{name} must be a string, got {type(value).__name__}"
+        raise DocumentsError(path, reason, f"Put the {name} in quotes.", line)
+    if not value.strip():
+        raise DocumentsError(path, f"{name} is empty", "Fill it in, or remove the row.", line)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        reason = f"{name} has half a surrogate pair, which is not a character"
+        raise DocumentsError(path, reason, "Remove the escape sequence.", line) from error
+    return value
+
+
+def _csv_rows(path: Path, file: TextIO) -> Iterator[Row]:
+    previous = csv.field_size_limit(_FIELD_LIMIT)  # the default is too small for long documents
+    reader, line = csv.reader(file, strict=True), 1
+    try:
+        columns = next(reader, [])
+        if missing := [name for name in ("text", "label") if name not in columns]:
+            raise DocumentsError(
+                path,
+                f"there is no column {' and no column '.join(missing)}",
+                "Name the columns text and label in the first line.",
+                line,
+            )
+        line = reader.line_num + 1
+        for values in reader:
+            if len(values) > len(columns):
+                reason = f"expected {len(columns)} values, got {len(values)}"
+                raise DocumentsError(path, reason, "Put texts with commas in quotes.", line)
+            if values:  # not a blank line
+                row = dict(zip(columns, values, strict=False))
+                yield line, row.get("text"), row.get("label")
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise DocumentsError(path, f"invalid CSV ({error})", "Check the quotes.", line) from error
+    finally:
+        csv.field_size_limit(previous)
+
+
+def _json_rows(path: Path, file: TextIO) -> Iterator[Row]:
+    for line, content in enumerate(file, 1):
+        if not content.strip():
+            continue
+        try:
+            row = json.loads(content)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise DocumentsError(
+                path, f"invalid JSON ({error})", "Write one object per line.", line
+            ) from error
+        if not isinstance(row, dict):
+            raise DocumentsError(
+                path,
+                f"expected a JSON object, got {type(row).__name__}",
+                'Write {"text": "...", "label": "..."}.',
+                line,
+            )
+        yield line, row.get("text"), row.get("label")

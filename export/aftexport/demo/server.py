@@ -31,13 +31,6 @@ class ServerError(AftexportError):
 def serving(bundle: Path, log: Path) -> Iterator[int]:
     """Serve ``bundle`` on a free port of this machine while the block runs.
 
-    Args:
-        bundle: the folder of the bundle.
-        log: file for the output of the server.
-
-    Yields:
-        The port, when the server is ready.
-
     Raises:
         ServerError: if the server is not ready within a minute; the message has the end of
             the log.
@@ -55,11 +48,7 @@ def serving(bundle: Path, log: Path) -> Iterator[int]:
 
 
 def ask(port: int, text: str) -> dict[str, Any]:
-    """Send a document to ``POST /infer``; return the answer's JSON object.
-
-    Raises:
-        ServerError: if the server does not answer with status 200.
-    """
+    """Send a document to ``POST /infer``; return the answer's JSON object."""
     body = json.dumps({"text": text}).encode()
     try:
         status, content = _request(port, "POST", "/infer", body, timeout=_ANSWER_SECONDS)

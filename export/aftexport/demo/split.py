@@ -31,16 +31,11 @@ _FEW_LINES = 10
 
 @dataclass(frozen=True)
 class Split:
-    """Training documents and test documents.
+    """Training documents and test documents."""
 
-    Attributes:
-        train, test: the documents; near-duplicates are always in the same part.
-        groups: number of groups of near-duplicates, including single documents.
-    """
-
-    train: Corpus
+    train: Corpus  # documents; near-duplicates are always in the same part
     test: Corpus
-    groups: int
+    groups: int  # groups of near-duplicates, including single documents
 
 
 def shingles(text: str) -> Iterator[str]:
@@ -52,11 +47,7 @@ def shingles(text: str) -> Iterator[str]:
 
 
 def near_duplicates(texts: Sequence[str]) -> NDArray[np.int32]:
-    """Return the groups of documents that are near-duplicates, directly or by a chain of others.
-
-    Returns:
-        int32 ``[len(texts)]`` with equal numbers for the documents of a group.
-    """
+    """Return int32 ``[len(texts)]``, equal for near-duplicates, also by a chain of others."""
     vectorizer = CountVectorizer(analyzer=shingles, binary=True, dtype=np.int32)
     present = vectorizer.fit_transform(texts).tocsr()
     sizes = np.asarray(present.sum(1)).ravel()
@@ -69,12 +60,7 @@ def near_duplicates(texts: Sequence[str]) -> NDArray[np.int32]:
 
 
 def split(corpus: Corpus, seed: int) -> Split:
-    """Hold out one document in ``FOLDS``, with proportional labels and undivided groups.
-
-    Raises:
-        UsageError: if there are fewer than two labels, or a label has too few distinct
-            documents to be in both parts.
-    """
+    """Hold out one document in ``FOLDS``, with proportional labels and undivided groups."""
     if len(corpus.classes) < 2:
         raise UsageError(
             f"Expected at least 2 distinct labels, got {len(corpus.classes)}.",

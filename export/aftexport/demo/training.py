@@ -1,18 +1,27 @@
-"""Training on crops of documents, and the labels of whole documents."""
+"""Training on crops of documents, and the accuracy on whole documents beside baselines."""
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from rich.table import Table
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
-from aftexport.demo.documents import Document
+from aftexport.demo.corpus import Document
+from aftexport.errors import UsageError
 from aftexport.nn import ClassifierConfig, DocumentClassifier, task_loss
 from aftexport.nn.config import RECURRENT_LAYERS
+from aftexport.system.console import plain_table
 
 _LEARNING_RATE = 5e-3
 _WARM_UP = 0.1
@@ -23,15 +32,10 @@ _SLOWER = 4
 
 @dataclass(frozen=True)
 class Crops:
-    """The parts of documents in a step of the training.
-
-    Attributes:
-        count: number of crops.
-        shortest, longest: tokens of a crop; shorter documents are used whole.
-    """
+    """The parts of documents in a step of the training."""
 
     count: int = 16
-    shortest: int = 512
+    shortest: int = 512  # tokens of a crop; shorter documents are used whole
     longest: int = 1024
 
     def for_layer(self, mechanism: str) -> Self:
@@ -44,13 +48,7 @@ class Crops:
 
 @dataclass(frozen=True)
 class Training:
-    """The course of a training.
-
-    Attributes:
-        steps: number of optimizer steps.
-        seconds: wall time.
-        was_cut_short: whether the time limit ended the training before its last step.
-    """
+    """The course of a training."""
 
     steps: int
     seconds: float
@@ -84,7 +82,7 @@ def _one_thread() -> Iterator[None]:
 def fit(
     model: DocumentClassifier,
     documents: Sequence[Document],
-    labels: Sequence[str],
+    labels: Sequence[str],  # labels of the model, in the order of its outputs
     *,
     seed: int,
     steps: int,
@@ -96,16 +94,6 @@ def fit(
 
     The schedule follows the steps, so that a run can be repeated. If the machine is too slow,
     the schedule follows the clock, so that the learning rate still decays completely.
-
-    Args:
-        model: the classifier to train.
-        documents: the documents to train on.
-        labels: the labels of the model, in the order of its outputs.
-        seed: seed of the order of documents and of the crops.
-        steps: number of optimizer steps.
-        max_seconds: maximum wall time of the training.
-        crops: the parts of documents in each step.
-        report: callback with the progress, 0 to 1, and the loss after each step.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
     sizes = crops.for_layer(model.config.mechanism)
@@ -156,10 +144,7 @@ def _schedule(progress: float) -> float:
 
 
 def _batches(
-    documents: Sequence[Document],
-    labels: Sequence[str],
-    sizes: Crops,
-    generator: torch.Generator,
+    documents: Sequence[Document], labels: Sequence[str], sizes: Crops, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield crops ``[B, T]``, their lengths int64 ``[B]``, and the numbers of their labels."""
     texts = [torch.tensor(document.ids) for document in documents]
@@ -178,3 +163,59 @@ def _batches(
 def _crop(tokens: Tensor, size: int, generator: torch.Generator) -> Tensor:
     start = int(torch.randint(max(1, len(tokens) - size + 1), (1,), generator=generator))
     return tokens[start : start + size]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Held-out documents."""
+
+    documents: list[Document]
+    left_out: int
+
+    @property
+    def longest(self) -> Document:
+        """The document with the most tokens."""
+        return max(self.documents, key=len)
+
+
+def hold_out(documents: Sequence[Document], limit: int) -> HeldOut:
+    """Return the documents of at most ``limit`` tokens."""
+    fitting = [document for document in documents if len(document) <= limit]
+    if not fitting:
+        raise UsageError(
+            f"Expected held-out documents of at most {limit:,} tokens, got only longer ones.",
+            "Give shorter documents, or choose a mechanism for longer ones.",
+        )
+    return HeldOut(fitting, len(documents) - len(fitting))
+
+
+def accuracies(
+    train: Sequence[Document], held_out: HeldOut, answers: Sequence[str], name: str
+) -> Table:
+    """Return the accuracy of a model beside those of two baselines that see only bytes."""
+    documents = held_out.documents
+    labels, _ = zip(*Counter(d.label for d in train).most_common(1), strict=True)
+    found = {
+        "always the most common label": [*labels] * len(documents),
+        "logistic regression on bytes": byte_regression(train, documents),
+        f"[bold]{name}[/]": answers,
+    }
+    table = plain_table("classifier", f"accuracy, {len(documents)} held-out documents")
+    table.columns[1].justify = "right"
+    for classifier, own in found.items():
+        right = sum(one == d.label for one, d in zip(own, documents, strict=True))
+        table.add_row(classifier, f"{right / len(documents):.1%}")
+    return table
+
+
+def byte_regression(train: Sequence[Document], documents: Sequence[Document]) -> list[str]:
+    """Return the answers of a logistic regression on byte frequencies, fitted to ``train``."""
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=2000))
+    model.fit(byte_frequencies(train), [document.label for document in train])
+    return [str(label) for label in model.predict(byte_frequencies(documents))]
+
+
+def byte_frequencies(documents: Sequence[Document]) -> NDArray[np.float64]:
+    """Return the frequency of each byte in each text, float64 ``[len(documents), 256]``."""
+    encoded = [np.frombuffer(document.text.encode(), np.uint8) for document in documents]
+    return np.stack([np.bincount(text, minlength=256) / text.size for text in encoded])

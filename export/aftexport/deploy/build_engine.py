@@ -1,9 +1,10 @@
-"""The build of a bundle's engine for this machine, and its terminal table."""
+"""The TensorRT engine of a bundle: built for this machine or during the export, or deferred."""
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.table import Table
 import aftplugins
 from aftexport.bundle.bundle import Bundle, engine_file
 from aftexport.bundle.golden import Case
+from aftexport.bundle.manifest import EnginePlan, Manifest
 from aftexport.engines.cuda import Device, device
 from aftexport.engines.tensorrt import builder
 from aftexport.engines.tensorrt.engine import TensorrtEngine
@@ -22,21 +24,18 @@ from aftexport.engines.tensorrt.engine_file import (
     EngineRequirements,
     engine_cache,
 )
-from aftexport.engines.tensorrt.runtimes import TITLES, load
-from aftexport.engines.tensorrt.settings import BuildSettings
+from aftexport.engines.tensorrt.runtimes import EXTRAS, TITLES, load
+from aftexport.engines.tensorrt.settings import BuildSettings, EngineOptions, build_settings
 from aftexport.errors import EngineError, ParityError, UsageError
 from aftexport.parity import Comparison, worst
 from aftexport.parity.run_cases import verify_engine
 from aftexport.system.console import escape, plain_table
 from aftexport.system.files import sha256
+from aftexport.system.installation import install_command
 
 
 def wanted_here(bundle: Bundle, settings: BuildSettings) -> EngineRequirements:
-    """Return the requirements of this machine on an engine of ``bundle``.
-
-    Raises:
-        EngineError: if the runtime is absent or, for TensorRT, there is no GPU.
-    """
+    """Return what this machine requires of an engine; raise EngineError without runtime or GPU."""
     trt = load(settings.runtime)
     library = plugin_library(settings)
     return EngineRequirements(
@@ -56,11 +55,7 @@ def plugin_library(settings: BuildSettings) -> Path | None:
 
 
 def gpu_for(settings: BuildSettings) -> Device | None:
-    """Return the GPU of this machine; None if there is no GPU and the build does not need one.
-
-    Raises:
-        EngineError: if there is no GPU for TensorRT, which times its kernels on the GPU.
-    """
+    """Return the GPU of this machine; None if there is no GPU and the build does not need one."""
     try:
         return device()
     except EngineError:
@@ -77,14 +72,7 @@ def make(
     parity: bool = True,
     console: Console,
 ) -> tuple[bytes, EngineRecord, list[Comparison]]:
-    """Build an engine and compare it with PyTorch if it runs on the GPU of this machine.
-
-    Returns:
-        The engine, its record, and the comparisons; these are empty without such a GPU.
-
-    Raises:
-        UsageError, EngineError: if the engine cannot be built, or fails.
-    """
+    """Build an engine, and compare it with PyTorch if it runs on the GPU of this machine."""
     settings = wanted.settings
     trt = load(settings.runtime)
     with _bars(console, f"Building for {trt.title}") as advance:
@@ -111,16 +99,7 @@ def make(
 def compare(
     bundle: Bundle, engine: TensorrtEngine, cases: Sequence[Case] | None = None
 ) -> list[Comparison]:
-    """Compare an engine on this GPU with PyTorch's outputs.
-
-    Args:
-        bundle: the bundle of the engine.
-        engine: the engine on this GPU.
-        cases: the cases to compare; by default those of the bundle.
-
-    Raises:
-        EngineError: if the engine fails.
-    """
+    """Compare an engine on this GPU with PyTorch's outputs."""
     results = verify_engine(
         bundle, engine, cases=cases, min_tokens=engine.min_tokens, max_tokens=engine.max_tokens
     )
@@ -128,11 +107,7 @@ def compare(
 
 
 def check_parity(results: Sequence[Comparison]) -> None:
-    """Check the comparisons of an engine.
-
-    Raises:
-        ParityError: if a comparison is outside tolerance.
-    """
+    """Check the comparisons of an engine."""
     if not all(result.passed for result in results):
         furthest = worst(results)
         raise ParityError(
@@ -143,11 +118,7 @@ def check_parity(results: Sequence[Comparison]) -> None:
 
 
 def find(bundle: Bundle, wanted: EngineRequirements) -> EngineFile:
-    """Return an engine that may be used here, from the cache or else from the bundle.
-
-    Raises:
-        EngineError: if there is no usable engine; the message has the reason for each candidate.
-    """
+    """Return a usable engine of the cache or the bundle; raise EngineError with each reason."""
     cache = engine_cache(wanted.model)
     own = [cache.entry(wanted), engine_file(bundle.path, wanted.settings.runtime)]
     reasons = []
@@ -168,15 +139,6 @@ def build(
     bundle: Bundle, *, rebuild: bool = False, timing_cache: Path | None = None, console: Console
 ) -> EngineFile:
     """Build the engine of a bundle for this machine, unless a usable engine exists.
-
-    Args:
-        bundle: bundle that was exported ``--to trt`` or ``--to trt-rtx``.
-        rebuild: whether an existing engine is replaced.
-        timing_cache: file of kernel timings, which is read if it exists and written back.
-        console: console for the progress.
-
-    Returns:
-        The engine, in the cache or in the bundle.
 
     Raises:
         UsageError: if the bundle was exported only to ONNX.
@@ -273,3 +235,96 @@ def engine_table(record: EngineRecord) -> Table:
     for name, value in rows.items():
         table.add_row(name, escape(value))
     return table
+
+
+_BFLOAT16 = (
+    "The rounding of activations to bfloat16: ONNX Runtime has no bfloat16 products on the CPU, "
+    "so it runs the graph with float32 activations."
+)
+
+
+def check_options(
+    to: str, options: EngineOptions, *, precision: str, timing_cache: Path | None
+) -> None:
+    """Check the options of an engine before the model is read."""
+    if to == "onnx":
+        if timing_cache is not None or replace(options, max_length=None) != EngineOptions():
+            raise UsageError(
+                "Engine options need --to trt or --to trt-rtx, got --to onnx.",
+                "Choose one of these targets, or leave the option out.",
+            )
+        return
+    build_settings(to, options, precision=precision, max_tokens=None)
+    if to == "trt-rtx":
+        if timing_cache is not None:
+            raise UsageError(
+                "--timing-cache needs --to trt, got --to trt-rtx, which does not time kernels.",
+                "Leave --timing-cache out.",
+            )
+        load("tensorrt_rtx")
+
+
+def build_into(
+    draft: Bundle,
+    settings: BuildSettings,
+    *,
+    timing_cache: Path | None,
+    parity: bool,
+    console: Console,
+) -> tuple[Manifest, list[Comparison]]:
+    """Build the engine of an unfinished bundle, or list the steps left to other machines."""
+    manifest = draft.manifest
+    deferred: tuple[str, ...] = ()
+    if manifest.precision == "bf16":
+        deferred = (_BFLOAT16,)
+    if reasons := _missing(settings):
+        deferred = (" ".join(("The engine:", *reasons)), *deferred)
+        plan = EnginePlan(settings=settings, file=None, deferred=deferred)
+        return manifest.model_copy(update={"engine": plan}), []
+    wanted = wanted_here(draft, settings)
+    engine, record, results = make(
+        draft, wanted, timing_cache=timing_cache, parity=parity, console=console
+    )
+    file = engine_file(draft.path, settings.runtime)
+    file.write(engine, record)
+    if record.parity == "checked":
+        deferred = ()
+    else:
+        reason = "this machine has no GPU for it" if parity else "--no-verify was given"
+        deferred = (f"The engine's parity with PyTorch: {reason}.", *deferred)
+    plan = EnginePlan(settings=settings, file=file.engine.name, deferred=deferred)
+    versions = manifest.versions | {settings.runtime: wanted.version}
+    return manifest.model_copy(update={"engine": plan, "versions": versions}), results
+
+
+def _missing(settings: BuildSettings) -> list[str]:
+    """Return the reasons why this machine cannot build the engine."""
+    reasons = []
+    for check in (partial(load, settings.runtime), partial(gpu_for, settings)):
+        try:
+            check()
+        except EngineError as error:
+            reasons.append(error.problem)
+    return reasons
+
+
+def show_engine(plan: EnginePlan, bundle: Path, console: Console) -> None:
+    """Print the engine of a bundle and its deferred steps."""
+    runtime = plan.settings.runtime
+    if plan.file is not None:
+        console.print(engine_table(engine_file(bundle, runtime).read_record()))
+    for deferred in plan.deferred:
+        console.print(f"[yellow]Deferred:[/] {escape(deferred)}", soft_wrap=True)
+    name = escape(str(bundle))
+    if plan.file is None:
+        console.print(
+            f"On a machine with the GPU: {escape(install_command(EXTRAS[runtime]))}, then "
+            f"aftexport build {name}. Otherwise aftserve builds the engine when it starts.",
+            soft_wrap=True,
+        )
+    elif plan.deferred:
+        console.print(
+            f"On a machine with the GPU: aftexport build {name} compares the engine. "
+            "Otherwise aftserve compares it when it starts.",
+            soft_wrap=True,
+        )

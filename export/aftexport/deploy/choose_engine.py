@@ -15,26 +15,19 @@ from aftexport.errors import EngineError, ParityError, UsageError
 
 @dataclass(frozen=True)
 class ChosenEngine:
-    """A loaded engine and the reason of its choice.
-
-    Attributes:
-        engine: the loaded engine.
-        reason: the engine and the reason of the choice, as a sentence for people.
-        min_tokens: minimum tokens of a document.
-        max_tokens: maximum tokens of a document; None if the engine has no bound.
-    """
+    """A loaded engine and the reason of its choice."""
 
     engine: Engine
-    reason: str
-    min_tokens: int = 1
-    max_tokens: int | None = None
+    reason: str  # engine and reason of the choice, as a sentence
+    min_tokens: int = 1  # minimum tokens of a document
+    max_tokens: int | None = None  # maximum tokens of a document; None if the engine has no bound
 
 
 def choose_engine(
     bundle: Bundle,
     asked: str = "auto",
     *,
-    threads: int = 0,
+    threads: int = 0,  # number of threads of ONNX Runtime; see `OnnxRuntimeEngine`
     provider: Provider = "cpu",
     console: Console,
 ) -> ChosenEngine:
@@ -42,14 +35,6 @@ def choose_engine(
 
     A missing engine is built first. An engine that was not compared with PyTorch yet is
     compared.
-
-    Args:
-        bundle: the bundle to serve.
-        asked: ``onnxruntime``, ``tensorrt``, or ``auto`` for ONNX Runtime if TensorRT is not
-            available.
-        threads: number of threads of ONNX Runtime; see ``OnnxRuntimeEngine``.
-        provider: execution provider of ONNX Runtime.
-        console: console for the progress of a build.
 
     Raises:
         UsageError: if TensorRT is requested and the bundle was exported only to ONNX, or a

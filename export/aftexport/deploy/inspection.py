@@ -10,8 +10,7 @@ from aftexport.bundle.bundle import PARITY, Bundle
 from aftexport.bundle.manifest import EnginePlan, Manifest
 from aftexport.chunked.incremental_model import append_problem
 from aftexport.chunked.runner import MEMORY_BUDGET
-from aftexport.deploy.build_engine import find, wanted_here
-from aftexport.deploy.export_engine import show_engine
+from aftexport.deploy.build_engine import find, show_engine, wanted_here
 from aftexport.engines.onnxruntime import operator_paths
 from aftexport.engines.peak_memory import predict_memory
 from aftexport.engines.product_methods import method_table, product_methods
@@ -24,11 +23,7 @@ _SHOWN_FEATURES = 8
 
 
 def show_bundle(path: Path, console: Console) -> None:
-    """Print a bundle's manifest, its files, and the path of each operator on this machine.
-
-    Raises:
-        BundleError: if the bundle is damaged.
-    """
+    """Print a bundle's manifest, its files, and the path of each operator on this machine."""
     bundle = Bundle.open(path)
     manifest = bundle.manifest
     rows: dict[str, object] = {"bundle": path, "from": manifest.source.get("kind")}
@@ -87,25 +82,14 @@ def _memory(bundle: Bundle) -> str:
 
 
 def show_checkpoint(
-    path: Path,
+    path: Path,  # any of the seven kinds that `aftexport.load` reads
     console: Console,
     *,
     factory: str | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
 ) -> None:
-    """Print the kind of a model file and the number of its weights.
-
-    Args:
-        path: any of the seven kinds that ``aftexport.load`` reads.
-        console: the console of the output.
-        factory: ``package.module:callable`` for a bare state dict.
-        allow_pickle: whether a pickled module is loaded, which runs code from the file.
-        trust_remote_code: whether code in a transformers folder is run.
-
-    Raises:
-        CheckpointError: if the file cannot be read.
-    """
+    """Print the kind of a model file and the number of its weights."""
     from aftexport.checkpoint import load
     from aftexport.nn import ClassifierConfig
 

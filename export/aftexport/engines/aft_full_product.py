@@ -41,17 +41,7 @@ tokens. The fused kernel adds segments of keys, whose error does not.
 
 
 def use_products(model: onnx.ModelProto, library: str, *, max_tokens: int | None = None) -> bool:
-    """Replace the AFT-full nodes that a library's product computes faster.
-
-    Args:
-        model: the graph, which is changed in place.
-        library: the name of the kernel library, see ``aftplugins.RUNTIMES``.
-        max_tokens: the number of tokens of the longest document; None for as many as the bias has
-            rows.
-
-    Returns:
-        Whether there were any.
-    """
+    """Replace the AFT-full nodes that a library's product computes faster; return if any was."""
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:

@@ -19,26 +19,17 @@ _NO_DEVICE = 100
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU.
-
-    Attributes:
-        name: the driver's name of the GPU.
-        capability: the compute capability times 10, 90 for 9.0.
-    """
+    """A GPU."""
 
     name: str
-    capability: int
+    capability: int  # compute capability times 10, 90 for 9.0
 
     def __str__(self) -> str:
         return f"{self.name}, compute capability {self.capability // 10}.{self.capability % 10}"
 
 
 def runtime() -> Any:
-    """Return the module ``cuda.bindings.runtime``.
-
-    Raises:
-        EngineError: if it is not installed.
-    """
+    """Return the module ``cuda.bindings.runtime``."""
     try:
         from cuda.bindings import runtime as module
     except ImportError as error:
@@ -49,11 +40,7 @@ def runtime() -> Any:
 
 
 def call(function: str, *arguments: Any) -> Any:
-    """Call a function of the CUDA runtime; return its result, or a tuple of several results.
-
-    Raises:
-        EngineError: if the function fails; the message contains CUDA's error text.
-    """
+    """Call a function of the CUDA runtime; return its result, or a tuple of several results."""
     module = runtime()
     status, *results = getattr(module, function)(*arguments)
     if status != module.cudaError_t.cudaSuccess:
@@ -69,11 +56,7 @@ def call(function: str, *arguments: Any) -> Any:
 
 
 def device() -> Device:
-    """Return the GPU in use, the first one in CUDA_VISIBLE_DEVICES.
-
-    Raises:
-        EngineError: if there is no GPU or no driver.
-    """
+    """Return the GPU in use, the first in CUDA_VISIBLE_DEVICES; raise EngineError without one."""
     module = runtime()
     status, count = module.cudaGetDeviceCount()
     if status != module.cudaError_t.cudaSuccess or not count:

@@ -40,12 +40,9 @@ _Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """The predicted memory of the tensors of a run, without the weights.
+    """The predicted memory of the tensors of a run, without the weights."""
 
-    Attributes:
-        points: lengths of a document, and the bytes of each, in growing order.
-    """
-
+    # lengths of a document, and the bytes of each, in growing order
     points: Sequence[tuple[int, int]]
 
     def bytes_of(self, tokens: int, documents: int = 1) -> int:
@@ -78,11 +75,6 @@ def predict_memory(path: Path, max_tokens: int | None = None, *, fused: bool) ->
     that depends on values counts as the length of the document. A kernel of our operators counts
     its outputs twice, as its workspace. Measured peaks of ONNX Runtime on the
     CPU were between half of the prediction and 1.2 times as much.
-
-    Args:
-        path: path of ``model.onnx``.
-        max_tokens: maximum length of a document; None if there is none.
-        fused: whether kernels run the operators of our domain; otherwise their functions do.
     """
     model = onnx.load(path, load_external_data=False)
     weights = _take_weights(model)
@@ -99,14 +91,10 @@ def predict_memory(path: Path, max_tokens: int | None = None, *, fused: bool) ->
 
 @dataclass(frozen=True)
 class _Scope:
-    """What is known of the values of a graph.
-
-    Attributes:
-        types: type and shape of each value.
-        values: the content of small ones that depend on no input.
-    """
+    """What is known of the values of a graph."""
 
     types: dict[str, onnx.TypeProto] = field(default_factory=dict)
+    # content of small ones that depend on no input
     values: dict[str, _Array] = field(default_factory=dict)
 
 
@@ -132,13 +120,7 @@ class _Run:
         return self._graph_peak(graph, _Scope({**self._weights, **inputs}), list(inputs))
 
     def _graph_peak(self, graph: onnx.GraphProto, scope: _Scope, inputs: Sequence[str]) -> int:
-        """Return the peak of a graph, without the values of outer graphs and the weights.
-
-        Args:
-            graph: the graph.
-            scope: its inputs and the values of outer graphs; gets its other values.
-            inputs: names of the inputs that count.
-        """
+        """Return the peak of a graph, without the values of outer graphs and the weights."""
         for tensor in graph.initializer:
             kind = onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
             scope.types[tensor.name] = kind

@@ -1,7 +1,7 @@
 """The methods of a model's products in the CPU kernels."""
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,15 +27,7 @@ _WIDTH = 256
 
 
 def product_methods(model: Path, precision: str) -> tuple[MethodChoice, ...]:
-    """Return the choices for a model's products in reduced precision, each once.
-
-    Args:
-        model: the ONNX file, which may be large. It is read only if ``precision`` is a reduced one.
-        precision: the precision of the bundle.
-
-    Raises:
-        EngineError: if a variable names an unknown method or instruction set.
-    """
+    """Return the choices for a model's products in reduced precision, each once."""
     if precision not in _REDUCED:
         return ()
     graph = onnx.load(model, load_external_data=False).graph
@@ -48,13 +40,7 @@ def product_methods(model: Path, precision: str) -> tuple[MethodChoice, ...]:
 
 @contextmanager
 def forced_methods(names: Collection[str]) -> Iterator[None]:
-    """Let new sessions take the coarsest of these methods that keeps a precision's bound.
-
-    The variable of the process is changed during the block.
-
-    Args:
-        names: names of methods; empty for the choice of the kernels.
-    """
+    """Let new sessions take the coarsest of these methods that keeps a precision's bound."""
     before = os.environ.pop(METHOD_VARIABLE, None)
     if names:
         os.environ[METHOD_VARIABLE] = ",".join(names)
@@ -67,17 +53,7 @@ def forced_methods(names: Collection[str]) -> Iterator[None]:
 
 
 def usable_methods(precision: str) -> tuple[str, ...]:
-    """Return the methods by which this processor may compute a reduced precision.
-
-    Args:
-        precision: the precision of the bundle.
-
-    Returns:
-        Their names; empty for other precisions, or if the kernels are not built or switched off.
-
-    Raises:
-        EngineError: if a variable names an unknown instruction set.
-    """
+    """Return the methods by which this processor computes a reduced precision."""
     if precision not in _REDUCED:
         return ()
     with forced_methods(()):
@@ -120,7 +96,7 @@ def _reason(choice: MethodChoice) -> str:
 
 def _products(graph: onnx.GraphProto) -> Iterator[tuple[str, int | None]]:
     """Yield the precision and the width of every product; AFT-full has no width."""
-    shapes = _shapes(graph)
+    shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
     for node in graph.node:
         if node.domain != DOMAIN:
             continue
@@ -134,7 +110,3 @@ def _products(graph: onnx.GraphProto) -> Iterator[tuple[str, int | None]]:
             shape = shapes.get(node.input[_WEIGHT_INPUTS[operator]])
             if shape:
                 yield precision, shape[0]
-
-
-def _shapes(graph: onnx.GraphProto) -> Mapping[str, Sequence[int]]:
-    return {tensor.name: tensor.dims for tensor in graph.initializer}

@@ -16,25 +16,18 @@ from aftexport.system.contract import main_input
 
 
 class TorchEngine:
-    """A PyTorch module as an engine.
-
-    Args:
-        module: the module in the precision of its runs; it is put in evaluation mode.
-        input_names: the arguments of the module's forward, in order.
-        threads: number of threads per operator; 0 for PyTorch's own choice.
-        ranks: the rank of each output with one number for each document, 2, or token, 3; the
-            module may return it without an axis for the number.
-    """
+    """A PyTorch module as an engine."""
 
     name = "torch"
     takes_choice = False
 
     def __init__(
         self,
-        module: nn.Module,
+        module: nn.Module,  # module in the precision of its runs; it is put in evaluation mode
         input_names: tuple[str, ...],
         *,
-        threads: int = 0,
+        threads: int = 0,  # number of threads per operator; 0 for PyTorch's own choice
+        # 2 or 3 for an output of one number per document or token, whose last axis may be left out
         ranks: Mapping[str, int] | None = None,
     ) -> None:
         # A captured program has a fixed mode and raises NotImplementedError.
@@ -46,10 +39,7 @@ class TorchEngine:
         self.input_names = input_names
 
     def run(
-        self,
-        inputs: Tensors,
-        stop: Stop | None = None,
-        outputs: Collection[str] | None = None,
+        self, inputs: Tensors, stop: Stop | None = None, outputs: Collection[str] | None = None
     ) -> dict[str, NDArray[np.generic]]:
         """Run the module once; see ``Engine.run``. A stop has no effect during the run."""
         if stop is not None and stop.is_requested:

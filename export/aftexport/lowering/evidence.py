@@ -11,8 +11,8 @@ of the logits does not change. A summand is the product of x[t] with the documen
 
 The constant ``EXPLAINED`` has the choice: the logits of all heads of one sum are numbered one after
 the other, and ``largest(i)`` stands for the largest logit of head i. A runtime that replaces the
-constant by an input chooses for each document, see ``engines.explained_input``. Otherwise the graph
-explains the largest logit of the first head.
+constant by an input chooses for each document, see ``engines.onnxruntime.sessions``. Otherwise the
+graph explains the largest logit of the first head.
 """
 
 from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.bundle.chunked_plan import Pooling
+from aftexport.bundle.manifest import Pooling
 from aftexport.system.contract import EVIDENCE, main_input
 
 Array = NDArray[np.generic]

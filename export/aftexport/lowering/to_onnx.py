@@ -37,10 +37,13 @@ from aftexport.system.internals.onnxscript_rules import (
     NO_OP_RULES,
     use_rules,
 )
-from aftexport.system.internals.torch_composites import list_composites_once
 from aftexport.system.internals.torch_operators import OpOverload
 from aftexport.system.internals.torch_shapes import allow_sizes_of_one
-from aftexport.system.internals.torch_translation import DispatchError, ONNXRegistry
+from aftexport.system.internals.torch_translation import (
+    DispatchError,
+    ONNXRegistry,
+    list_composites_once,
+)
 from aftexport.system.process import collection_paused
 
 _aten = torch.ops.aten

@@ -47,46 +47,28 @@ _PASSING = frozenset((
 
 @dataclass(frozen=True)
 class Extremes:
-    """The token ids that make values of the model largest.
+    """The token ids that make values of the model largest."""
 
-    Attributes:
-        ids: the ids, the most unusual first: by the largest ratio of a value to its median.
-        beyond: the first value that 16 bits do not hold; None if all fit.
-    """
-
-    ids: tuple[int, ...]
+    ids: tuple[int, ...]  # the most unusual first: by the largest ratio of a value to its median
     beyond: "Beyond | None" = None
 
 
 @dataclass(frozen=True)
 class Beyond:
-    """A value beyond the range of float16.
+    """A value beyond the range of float16."""
 
-    Attributes:
-        value: name of the value in the graph.
-        size: its largest absolute number.
-        token: the id that causes it; None for an unknown one.
-        place: the document, for messages.
-        layer: the path of the module that computes the value; empty if it is unknown.
-    """
-
-    value: str
-    size: float
-    token: int | None
-    place: str
-    layer: str = ""
+    value: str  # name of the value in the graph
+    size: float  # its largest absolute number
+    token: int | None  # id that causes it; None for an unknown one
+    place: str  # document, for messages
+    layer: str = ""  # path of the module that computes the value; empty if it is unknown
 
 
 class Activations:
     """A model in float32 that returns the largest number of each of its values.
 
-    Args:
-        model: the model, whose weights are loaded; its custom operators have bodies.
-        share: the share of the values that are measured, from the inputs on.
-
-    Attributes:
-        is_float16: whether the measured values are those in float16; else those in bfloat16 or, in
-            a float32 graph, all.
+    The weights of the model are loaded, and its custom operators have bodies. Only a share of
+    the values is measured, from the inputs on.
     """
 
     def __init__(self, model: onnx.ModelProto, share: float = 1.0) -> None:
@@ -132,14 +114,7 @@ class Activations:
         documents: int = _DOCUMENTS,
         advance: Callable[[int], None] = lambda done: None,
     ) -> Extremes:
-        """Run each id as a document of one token.
-
-        Args:
-            ids: the ids.
-            make_inputs: makes the model's inputs of ids ``[documents, tokens]``.
-            documents: the number of documents of a run.
-            advance: receives the number of ids that are done.
-        """
+        """Run each id as a document of one token."""
         ids = np.random.default_rng(0).permutation(ids)
         best: dict[str, list[tuple[float, int]]] = defaultdict(list)
         medians: dict[str, float] = {}
@@ -174,13 +149,14 @@ class Activations:
 
 
 def find_extremes(
-    model: onnx.ModelProto,
-    vocab_size: int | None,
-    make_inputs: Callable[[NDArray[np.int64]], Tensors],
+    model: onnx.ModelProto,  # model, whose weights are loaded; its custom operators have bodies
+    vocab_size: int | None,  # None for a model of features, of which only the cases run
+    make_inputs: Callable[[NDArray[np.int64]], Tensors],  # of ids ``[documents, tokens]``
     *,
-    documents: int | None = None,
-    max_tokens: int | None = None,
-    cases: Mapping[str, Tensors] | None = None,
+    documents: int | None = None,  # number of documents of a run; None for many
+    max_tokens: int | None = None,  # maximum length of a document; None for no bound
+    cases: Mapping[str, Tensors] | None = None,  # run if the graph has float16 values
+    # ids done, all ids, their name
     progress: Callable[[int, int, str], None] = lambda done, total, unit: None,
 ) -> Extremes:
     """Return the ids that make values of a model largest, by its activations in float32.
@@ -188,15 +164,6 @@ def find_extremes(
     Every id runs as a document of one token, if that takes at most ``MAX_PRODUCTS``. Otherwise
     every id runs through the first values only, and those that are largest there through all. Then
     the most unusual ids stand at every position of a document, and beside each other.
-
-    Args:
-        model: the model, whose weights are loaded; its custom operators have bodies.
-        vocab_size: the number of ids; None for a model of features, of which only the cases run.
-        make_inputs: makes the model's inputs of ids ``[documents, tokens]``.
-        documents: the number of documents of a run; None for many.
-        max_tokens: the maximum length of a document; None for no bound.
-        cases: further inputs by name, which run if the graph has float16 values.
-        progress: callback with the ids done, all ids, and their name.
     """
     ids = np.arange(vocab_size or 0, dtype=np.int64)
     if not len(ids) and not cases:

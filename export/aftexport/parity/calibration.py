@@ -22,7 +22,7 @@ _SECTION = re.compile(f"{re.escape(_START)}.*?{re.escape(_END)}", re.DOTALL)
 _SIZE, _MARGIN = 260.0, 44.0
 _MAX_RADIUS = 9.0
 
-_TEMPLATES = jinja2.Environment(
+TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("aftexport.parity", "."),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
@@ -33,13 +33,7 @@ _TEMPLATES = jinja2.Environment(
 
 @dataclass(frozen=True)
 class _Dot:
-    """The scores of one bin in a diagram.
-
-    Attributes:
-        x, y: position of the mean score and of the share that came true.
-        radius: size, whose square is proportional to the number of scores.
-        label: the numbers in words.
-    """
+    """The scores of one bin in a diagram."""
 
     x: float
     y: float
@@ -50,13 +44,7 @@ class _Dot:
 def section_of(
     calibrations: Mapping[str, Calibration], details: Mapping[str, Any] | None
 ) -> Markup:
-    """Return the part of the page between its two comments; without a calibration it is empty.
-
-    Args:
-        calibrations: the calibration of each head, by its name.
-        details: the content of ``calibration.json``, with the reliability by length; None to
-            show no diagrams.
-    """
+    """Return the part of the page between its two comments; without a calibration it is empty."""
     found = details["heads"] if details is not None else {}
     heads = [
         {
@@ -68,18 +56,14 @@ def section_of(
         }
         for name, calibration in calibrations.items()
     ]
-    text = _TEMPLATES.get_template("calibration.html").render(
+    text = TEMPLATES.get_template("calibration.html").render(
         heads=heads, size=_SIZE, margin=_MARGIN, end=_SIZE - _MARGIN
     )
     return Markup(f"{_START}\n{text if heads else ''}{_END}")
 
 
 def read_details(bundle: Bundle) -> dict[str, Any] | None:
-    """Return the content of a bundle's ``calibration.json``; None if it has none.
-
-    Raises:
-        BundleError: if the file is not the record of a calibration.
-    """
+    """Return the content of a bundle's ``calibration.json``; None if it has none."""
     if CALIBRATION not in bundle.files:
         return None
     try:

@@ -1,7 +1,7 @@
 """The differences between an output and its reference, and the table of their bounds."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -12,46 +12,30 @@ from aftexport.bundle.golden import Array, Case
 if TYPE_CHECKING:  # the check of a GPU compares without pydantic
     from aftexport.heads import Head
 
-
 Double = NDArray[np.float64]
-
-_NOT_COMPARABLE = float("inf")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Differences:
-    """The differences between an output and its reference; infinite if they are not comparable.
+    """The differences between an output and its reference; infinite if they are not comparable."""
 
-    Attributes:
-        error: ``max |output - reference| / max(1, max |reference|)``, the bounded quantity of the
-            tolerance table.
-        max_absolute, mean_absolute: maximum and mean of ``|output - reference|``.
-        max_relative, mean_relative: maximum and mean of ``|output - reference| / |reference|``,
-            over references that are normal numbers of the output's type.
-        max_ulps: the largest difference in units of the last place, in the output's type, of the
-            larger of output and reference.
-        cosine: the cosine of the angle between output and reference as vectors; NaN if they are
-            not comparable.
-    """
-
+    # `max |output - reference| / max(1, max |reference|)`, the bounded quantity of the tolerance
+    # table
     error: float
-    max_absolute: float
+    max_absolute: float  # maximum and mean of `|output - reference|`
     mean_absolute: float
+    # maximum and mean of `|output - reference| / |reference|`, over references that are normal
+    # numbers of the output's type
     max_relative: float
     mean_relative: float
+    # in units of the last place, in the output's type, of the larger of output and reference
     max_ulps: float
+    # cosine of the angle between output and reference as vectors; NaN if they are not comparable
     cosine: float
 
     @classmethod
     def between(cls, output: Array, expected: Array, rows: NDArray[np.bool_] | None = None) -> Self:
-        """Measure ``output`` against ``expected``.
-
-        Args:
-            output: the floating-point output, in the type of its computation.
-            expected: the reference, of the same shape, in float64.
-            rows: a bool mask of the compared entries, of the same shape or that of the first axes;
-                None for all.
-        """
+        """Measure ``output`` against ``expected``."""
         actual, wanted = np.asarray(output), np.asarray(expected, np.float64)
         kinds: dict[int, type[np.floating[Any]]] = {2: np.float16, 4: np.float32}
         kind = kinds.get(actual.dtype.itemsize, np.float64)
@@ -62,16 +46,8 @@ class Differences:
             mask = np.broadcast_to(mask, wide.shape)
             wide, wanted = wide[mask], wanted[mask]
         if wide.shape != wanted.shape or not wide.size or not _is_finite(wide, wanted):
-            lost = _NOT_COMPARABLE
-            return cls(
-                error=lost,
-                max_absolute=lost,
-                mean_absolute=lost,
-                max_relative=lost,
-                mean_relative=lost,
-                max_ulps=lost,
-                cosine=float("nan"),
-            )
+            lost = dict.fromkeys((one.name for one in fields(Differences)), float("inf"))
+            return cls(**lost | {"cosine": float("nan")})
         difference, magnitude = np.abs(wide - wanted), np.abs(wanted)
         smallest, largest = float(np.finfo(kind).tiny), np.nextafter(np.finfo(kind).max, kind(0))
         is_normal = magnitude >= smallest
@@ -103,28 +79,19 @@ def _cosine(a: Double, b: Double) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Differences):
-    """The differences between an output and its reference, with their bound.
+    """The differences between an output and its reference, with their bound."""
 
-    Attributes:
-        case, subject: name and subject of the ``Case``.
-        output: the name of the compared output.
-        shape: the shape of the case, see ``Case.shape``.
-        bound: the tolerance for ``error``.
-        score_error: the error of the numbers that a head makes of the logits, by the same bound;
-            see ``Head.score_error``. None for operators.
-        label_flips: the number of documents, or of tokens, with another decision of the head.
-        closest_margin: the smallest distance of a document or token from another decision, in
-            logits; negative for a flip. None for operators, and for heads that decide nothing.
-        engine: the name of the engine.
-    """
-
-    case: str
+    case: str  # name and subject of the `Case`
     subject: str
     output: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # shape of the case, see `Case.shape`
     bound: float
+    # error of the numbers that a head makes of the logits, by the same bound; see
+    # `Head.score_error`. None for operators
     score_error: float | None = None
-    label_flips: int
+    label_flips: int  # documents or tokens with another decision of the head
+    # smallest distance of a document or token from another decision, in logits; negative for a
+    # flip. None for operators, and for heads that decide nothing
     closest_margin: float | None
     engine: str = "onnxruntime"
 
@@ -152,19 +119,11 @@ def compare(
     outputs: Mapping[str, Array],
     precision: str,
     *,
-    bound: float | None = None,
+    bound: float | None = None,  # bound to use instead of the table's; None for that of the table
+    # in the order of the result; None to compare only the outputs
     heads: "Mapping[str, Head] | None" = None,
 ) -> list[Comparison]:
-    """Measure every output against the case's reference, without rows of padding.
-
-    Args:
-        case: the case, with the reference of each output.
-        outputs: the engine's outputs for the case's inputs, by name; others are left out.
-        precision: the precision, which selects the bound.
-        bound: the bound to use instead of the table's; None for that of the table.
-        heads: the head of each output, to compare its numbers and decisions, in the order of the
-            result; None to compare only the outputs.
-    """
+    """Measure every output against the case's reference, without rows of padding."""
     # An operator's output can have the name of one of the model's outputs.
     own = heads if heads is not None and case.subject == "model" else {}
     return [
@@ -180,12 +139,7 @@ def _in_order(names: Iterable[str], heads: "Mapping[str, Head]") -> list[str]:
 
 
 def _compare(
-    case: Case,
-    name: str,
-    output: Array,
-    precision: str,
-    bound: float | None,
-    head: "Head | None",
+    case: Case, name: str, output: Array, precision: str, bound: float | None, head: "Head | None"
 ) -> Comparison:
     expected = np.asarray(case.outputs[name])
     # Only outputs of three axes, and those of operators, have rows of tokens.

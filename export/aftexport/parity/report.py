@@ -1,4 +1,4 @@
-"""The result of a parity check, its verdict and its terminal table."""
+"""The result of a parity check and of a comparison by layer, its verdict and its terminal table."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -13,36 +13,121 @@ from aftexport.bundle.golden import Array, Case
 from aftexport.bundle.manifest import Manifest
 from aftexport.heads import Head
 from aftexport.parity.comparison import TOLERANCES, Comparison, Tolerance, worst
-from aftexport.parity.layers import Layers
 from aftexport.system.console import escape, plain_table, shape_text
 from aftexport.system.contract import LOGITS
 
 SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Blame:
+    """The origin of an error."""
+
+    # first tensor out of tolerance, or an earlier one whose operator has a larger own error
+    tensor: str
+    modules: Sequence[str]  # paths of the PyTorch modules that the operator computes, in order
+    operator: str
+    path: str  # `fused kernel`, `portable body` or `standard operator`
+    cause: str  # `kernel`, `precision` or `export`
+    error: float  # operator's own error against PyTorch in float64 on the same inputs
+    steps: Mapping[str, float]  # difference between each form of the operator and the next
+    findings: Sequence[str]  # sentences with further details
+
+    @property
+    def sentence(self) -> str:
+        """The place and the cause of the error, in a sentence."""
+        inner = [m for m in self.modules if not any(o.startswith(f"{m}.") for o in self.modules)]
+        return (
+            f"{self.operator} ({self.path}) in {', '.join(inner)}: {_WHY[self.cause]}; "
+            f"its own error is {self.error:.1e}."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        return {
+            **vars(self),
+            "modules": list(self.modules),
+            "error": _plain(self.error),
+            "steps": {name: _plain(step) for name, step in self.steps.items()},
+            "findings": list(self.findings),
+        }
+
+
+_WHY = {
+    "kernel": "the fused kernel differs from the operator's portable body",
+    "precision": "its number type has too few digits",
+    "export": "the exported formula or weights differ from PyTorch's",
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The comparison of one tensor of the served graph with PyTorch."""
+
+    tensor: str
+    module: str  # path of the PyTorch module that computes the tensor
+    operator: str
+    path: str  # `fused kernel`, `portable body` or `standard operator`
+    error: float
+    outside: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        return {**vars(self), "error": _plain(self.error)}
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The result of a comparison layer by layer."""
+
+    case: str
+    bound: float
+    layers: Sequence[Layer]  # tensors in the order of the graph
+    # tensors whose observation changes how ONNX Runtime fuses the served graph
+    altered: Sequence[str]
+    unmatched: Sequence[str]  # tensors of the graph that PyTorch's program lacks
+    blame: Blame | None  # origin of the error; None if everything is within tolerance
+
+    @property
+    def first(self) -> Layer | None:
+        """The first layer out of tolerance."""
+        return next((layer for layer in self.layers if layer.outside), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        return {
+            "case": self.case,
+            "bound": self.bound,
+            "layers": [layer.to_dict() for layer in self.layers],
+            "first": self.first.tensor if self.first else None,
+            "altered": list(self.altered),
+            "unmatched": list(self.unmatched),
+            "blame": self.blame.to_dict() if self.blame else None,
+        }
+
+
+def _plain(value: float) -> float | str:
+    return value if np.isfinite(value) else str(value)
+
+
 _SHOWN_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a parity check and its verdict.
-
-    Attributes:
-        manifest: manifest of the bundle.
-        comparisons: comparisons of every case on every engine.
-        against: the reference in words; empty for PyTorch's outputs stored in the bundle.
-        notes: notes, such as reasons for missing comparisons.
-        inputs: inputs of each case of the model, by name of the case.
-        environment: software versions and hardware of the machine; empty if they do not matter.
-        layers: comparison of every intermediate tensor; None if it was not requested.
-        calibration: content of the bundle's ``calibration.json``; None if it has none.
-    """
+    """The result of a parity check and its verdict."""
 
     manifest: Manifest
     comparisons: Sequence[Comparison]
-    against: str = ""
+    against: str = ""  # reference in words; empty for PyTorch's outputs stored in the bundle
     notes: Sequence[str] = ()
+    # inputs of each case of the model, by name of the case
     inputs: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
+    # software versions and hardware of the machine; empty if they do not matter
     environment: Mapping[str, str] = field(default_factory=dict)
+    # comparison of every intermediate tensor; None if it was not requested
     layers: Layers | None = None
+    # content of the bundle's `calibration.json`; None if it has none
     calibration: Mapping[str, Any] | None = None
 
     @property
@@ -220,13 +305,7 @@ def print_meanings(console: Console, heads: Mapping[str, Head]) -> None:
 
 
 def parity_table(results: Sequence[Comparison], reference: str, *, name: str = "PyTorch") -> Table:
-    """Return a table of each case's error and bound.
-
-    Args:
-        results: the comparisons.
-        reference: the type of the reference.
-        name: the model that is the reference.
-    """
+    """Return a table of each case's error and bound."""
     outputs = {result.output for result in results if _is_of_model(result)}
     named = ["output"] if len(outputs) > 1 else []
     columns = ("input", "error", "bound", "ulps", "flips", "")

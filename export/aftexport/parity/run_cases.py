@@ -11,8 +11,8 @@ from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.bundle.golden import OPERATOR_OUTPUT, Array, Case, join_outputs
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.engines import Engine
-from aftexport.engines.explained_input import padded_choices
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider
+from aftexport.engines.onnxruntime.sessions import padded_choices
 from aftexport.errors import EngineError
 from aftexport.extra_inputs import values_of
 from aftexport.operators.domain import DOMAIN, VERSION, opset_of
@@ -28,22 +28,11 @@ def verify(
     bundle: Bundle,
     *,
     cases: Sequence[Case] | None = None,
-    engine: Engine | None = None,
+    engine: Engine | None = None,  # engine with the bundle's model; None to load it for this call
     fused: bool = True,
     provider: Provider = "cpu",
 ) -> list[Comparison]:
-    """Compare the bundle's model, and each of its operators separately, with PyTorch's outputs.
-
-    Args:
-        bundle: the bundle to check.
-        cases: the cases to compare; the bundle's own by default.
-        engine: the engine with the bundle's model; None to load it for this call.
-        fused: whether to use fused kernels, if they are built.
-        provider: the execution provider of the model and the operators.
-
-    Raises:
-        EngineError: if the model cannot be loaded or fails on a case, or the provider is missing.
-    """
+    """Compare the bundle's model, and each of its operators separately, with PyTorch's outputs."""
     cases = bundle.golden() if cases is None else cases
     engine = engine or OnnxRuntimeEngine(bundle.model_path, fused=fused, provider=provider)
     model = onnx.load(bundle.model_path, load_external_data=False)
@@ -137,20 +126,10 @@ def verify_engine(
     engine: Engine,
     *,
     cases: Sequence[Case] | None = None,
-    min_tokens: int,
+    min_tokens: int,  # range of lengths; cases outside it are left out
     max_tokens: int,
 ) -> list[Comparison]:
-    """Compare another engine with PyTorch's outputs, on the model's cases.
-
-    Args:
-        bundle: the bundle that the engine was built from.
-        engine: the engine, for a range of lengths.
-        cases: the cases to compare; the bundle's own by default.
-        min_tokens, max_tokens: the range of lengths; cases outside it are left out.
-
-    Raises:
-        EngineError: if the engine fails, or all cases are outside the range.
-    """
+    """Compare another engine with PyTorch's outputs, on the model's cases."""
     results = []
     for case in bundle.golden() if cases is None else cases:
         if case.subject == "model" and min_tokens <= case.shape[1] <= max_tokens:
@@ -169,11 +148,7 @@ def _bound(bundle: Bundle, case: Case) -> float | None:
 
 
 def operator_model(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
-    """Return a model with one node of ``model``, the operator of ``case``, with its portable body.
-
-    Raises:
-        EngineError: if ``model`` does not have the operator.
-    """
+    """Return a model of one node of ``model``, the operator of ``case``, with its portable body."""
     node = next((n for n in model.graph.node if n.op_type == case.subject), None)
     function = next((f for f in model.functions if f.name == case.subject), None)
     if node is None or function is None:

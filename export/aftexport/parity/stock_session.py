@@ -34,29 +34,13 @@ _SECONDS_PER_GIB = 60.0
 _REMEDY = "Add --no-verify if only sessions of aftexport run the model."
 
 
-def verify_stock(
-    bundle: Bundle, cases: Sequence[Case], *, seconds: float | None = None
-) -> list[Comparison]:
-    """Compare short cases with PyTorch's outputs, run by plain ONNX Runtime in another process.
-
-    Args:
-        bundle: the bundle with the model.
-        cases: the available cases; those of operators are left out.
-        seconds: the time limit of the process; None for a limit that grows with the model.
-
-    Returns:
-        One comparison for each case in the session and each output; empty for a bfloat16 graph,
-        because ONNX Runtime has no bfloat16 products on the CPU.
-
-    Raises:
-        EngineError: if the process crashes, times out, or cannot load or run the model.
-    """
+def verify_stock(bundle: Bundle, cases: Sequence[Case]) -> list[Comparison]:
+    """Compare short cases with PyTorch's outputs, run by plain ONNX Runtime in another process."""
     if has_bfloat16(onnx.load(bundle.model_path, load_external_data=False)):
         return []
     chosen = _short(cases)
-    if seconds is None:
-        size = sum(file.stat().st_size for file in bundle.path.glob("model.onnx*"))
-        seconds = _SECONDS + _SECONDS_PER_GIB * size / 2**30
+    size = sum(file.stat().st_size for file in bundle.path.glob("model.onnx*"))
+    seconds = _SECONDS + _SECONDS_PER_GIB * size / 2**30
     outputs = _run(bundle.model_path, chosen, seconds)
     manifest = bundle.manifest
     return [
@@ -118,9 +102,7 @@ def _run(model: Path, cases: Sequence[Case], seconds: float) -> list[dict[str, A
 def _unlinked(model: Path, folder: Path) -> Path:
     """Return a path of the model for runtimes that do not follow links to weights.
 
-    Args:
-        model: the model file, which may be a link, like the files of its weights.
-        folder: an empty folder, for hard links or copies of linked files.
+    The empty folder gets hard links to linked files, or copies of them.
     """
     names = files_beside(onnx.load(model, load_external_data=False))
     files = [model.parent / name for name in names]

@@ -13,7 +13,7 @@ from aftexport.bundle.features import Features
 from aftexport.bundle.golden import Case
 from aftexport.bundle.manifest import Manifest
 from aftexport.bundle.output_path import check_output_path
-from aftexport.deploy.export_engine import build_into
+from aftexport.deploy.build_engine import build_into
 from aftexport.engines import onnxruntime as ort
 from aftexport.engines.product_methods import forced_methods, usable_methods
 from aftexport.engines.tensorrt.settings import BuildSettings, EngineOptions, build_settings

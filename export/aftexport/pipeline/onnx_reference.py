@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from aftexport.engines import Stop, Tensors
-from aftexport.engines.cast_graph import widen, widened_bytes
-from aftexport.engines.float64_operators import add_float64_operators
+from aftexport.engines.cast_graph import add_float64_operators, widen, widened_bytes
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError, first_line
 from aftexport.system.onnx_files import MAX_MODEL_BYTES

@@ -10,7 +10,7 @@ from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.golden import Case
 from aftexport.bundle.manifest import Manifest
 from aftexport.chunked.softmaxes import count_softmax_attention
-from aftexport.deploy.export_engine import show_engine
+from aftexport.deploy.build_engine import show_engine
 from aftexport.errors import ParityError
 from aftexport.parity import Comparison
 from aftexport.parity.report import Report, inputs_of, parity_table, print_meanings, subject_of

@@ -1,10 +1,13 @@
-"""Parsers for the command line, the types of their options, and suggestions for unknown ones."""
+"""Parsers for the command line, the types of their options, and callables that an option names."""
 
 import argparse
+import importlib
 import re
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from aftexport.errors import UsageError
 
@@ -61,16 +64,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def check_options(words: Sequence[str], known: Collection[str], program: str) -> None:
-    """Refuse a mistyped option with a suggestion; other unknown options are left to the parser.
-
-    Args:
-        words: words of the command line.
-        known: options of the command, such as ``--out``.
-        program: name of the command.
-
-    Raises:
-        UsageError: if an unknown option is like a known one.
-    """
+    """Refuse a mistyped option with a suggestion; other unknown options are left to the parser."""
     for word in words:
         if word == "--":
             return
@@ -83,17 +77,7 @@ def check_options(words: Sequence[str], known: Collection[str], program: str) ->
 
 
 def check_command(word: str, commands: Collection[str], program: str, subject: str) -> None:
-    """Refuse a mistyped command with a suggestion.
-
-    Args:
-        word: first word of the command line.
-        commands: names of the subcommands.
-        program: name of the command.
-        subject: meaning of other first words, such as a model file.
-
-    Raises:
-        UsageError: if the word is like a command, has no slash, and no file has its name.
-    """
+    """Refuse a mistyped command with a suggestion."""
     if word in commands or word.startswith("-") or "/" in word or Path(word).exists():
         return
     if likely := nearest(word, commands):
@@ -101,3 +85,30 @@ def check_command(word: str, commands: Collection[str], program: str, subject: s
             f"{program} expected {subject} or a command, got {word}, which does not exist.",
             f"Write {program} {likely}, or name an existing file.",
         )
+
+
+def import_callable(name: str, option: str) -> Any:
+    """Import the callable that an option names; raise UsageError if it cannot be imported."""
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute or module_name.startswith("."):
+        raise UsageError(
+            f"{option} must be package.module:callable, got {name!r}.",
+            f"Write it as package.module:{option.removeprefix('--')}.",
+        )
+    import_from_here()
+    try:
+        target: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            target = getattr(target, part)
+    except (Exception, SystemExit) as error:  # importing runs the user's code
+        raise UsageError(
+            f"{option} {name}: the import raised {type(error).__name__}: {error}.",
+            "Check the name, and that it can be imported from this folder.",
+        ) from error
+    return target
+
+
+def import_from_here() -> None:
+    """Add the working folder to the import path, as ``python`` itself does."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")

@@ -9,12 +9,7 @@ from contextlib import contextmanager
 
 from rich import box, markup
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Column, Table
 
@@ -51,10 +46,8 @@ _SECONDS_BETWEEN_LINES = 10.0
 def stage(console: Console, title: str) -> Iterator[Progress]:
     """Show ``title`` during the block, and its duration at the end.
 
-    Yields:
-        A function that shows the progress of a block of more than two seconds: in a terminal on
-        the line of the stage, elsewhere as a line every ten seconds. A block that does not call
-        it has these lines without a number.
+    The block may call the yielded function with its progress, which is then shown after two
+    seconds: in a terminal on the line of the stage, elsewhere as a line every ten seconds.
     """
     start = time.perf_counter()
     next_line = start + _SILENT_SECONDS

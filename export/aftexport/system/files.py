@@ -116,13 +116,7 @@ def sha256_of(content: bytes) -> str:
 
 
 def write_json(path: Path, content: Any, *, ordered: Collection[str] = ()) -> None:
-    """Write JSON whose bytes depend only on the content.
-
-    Args:
-        path: the file.
-        content: the values, whose mappings are sorted by their keys.
-        ordered: the keys of mappings in ``content`` that keep their order.
-    """
+    """Write JSON whose bytes depend only on the content; mappings ``ordered`` are not sorted."""
     content = _sorted(content, ordered)
     text = json.dumps(content, indent=2, ensure_ascii=False, default=_plain)
     # File names may have bytes that are not UTF-8; backslashreplace turns them into JSON escapes.
@@ -157,10 +151,6 @@ MAX_SETTINGS_BYTES = 1 << 20
 def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """Return the content of a JSON file.
 
-    Args:
-        path: the file.
-        max_bytes: the maximum size of the file.
-
     Raises:
         CheckpointError: if the file is larger, or not valid JSON.
         OSError: if the file cannot be read.
@@ -180,12 +170,7 @@ def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file that holds an object; see ``read_json``.
-
-    Raises:
-        CheckpointError: if the file cannot be used, or holds another value.
-        OSError: if the file cannot be read.
-    """
+    """Return the object that a JSON file holds; see ``read_json``."""
     content = read_json(path)
     if not isinstance(content, dict):
         kind = type(content).__name__
@@ -197,15 +182,7 @@ _ENCRYPTED = 1
 
 
 def unstored_member(archive: zipfile.ZipFile, size: int) -> str | None:
-    """Return the reason why an archive could need more memory than its size.
-
-    Args:
-        archive: an open archive.
-        size: the size of its file in bytes.
-
-    Returns:
-        A reason that names the member; None if every member is stored once, without overlap.
-    """
+    """Return why an archive of ``size`` bytes could need more memory than that, or None."""
     names, total = set[str](), 0
     for member in archive.infolist():
         if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & _ENCRYPTED:

@@ -47,12 +47,7 @@ def install_command(*extras: str) -> str:
 def missing_module_error(
     error: ModuleNotFoundError, extras: dict[str, str] | None = None
 ) -> AftexportError | None:
-    """Return the error that names the command for a missing module, None for other modules.
-
-    Args:
-        error: the error of the import.
-        extras: the extra of a module, if another than usual brings all that the command needs.
-    """
+    """Return the error that names the command for a missing module, None for other modules."""
     module = (error.name or "").partition(".")[0]
     extra = {**_EXTRAS, **(extras or {})}.get(module)
     if extra is None:
@@ -61,11 +56,7 @@ def missing_module_error(
 
 
 def check_installed(module: str) -> None:
-    """Check that a module is installed which another process will import.
-
-    Raises:
-        UsageError: if it is not; the remedy is the command.
-    """
+    """Check that a module is installed which another process will import."""
     if find_spec(module) is None:
         raise _missing(module, _EXTRAS[module])
 

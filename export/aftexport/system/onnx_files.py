@@ -35,11 +35,7 @@ def files_beside(model: onnx.ModelProto) -> set[str]:
 
 
 def read_model(path: Path) -> onnx.ModelProto:
-    """Read a model with all its weights into memory.
-
-    Raises:
-        EngineError: if weights cannot be read.
-    """
+    """Read a model with all its weights into memory; raise EngineError if they cannot be read."""
     model = onnx.load(path, load_external_data=False)
     try:
         load_weights(model, path.parent)
@@ -52,10 +48,6 @@ def read_model(path: Path) -> onnx.ModelProto:
 
 def load_weights(model: onnx.ModelProto, folder: Path) -> None:
     """Read the external weights of a model into it, through links to any place.
-
-    Args:
-        model: a model read from a file of the folder.
-        folder: the folder of the weight files.
 
     Raises:
         OSError: if a file cannot be read.
@@ -75,11 +67,7 @@ def load_weight(tensor: onnx.TensorProto, folder: Path) -> None:
 def without_links(path: Path) -> tuple[onnx.ModelProto, Path] | None:
     """Return a model that names the real files of its weights, and the folder of these files.
 
-    Returns:
-        None if neither the model nor its weights are links: runtimes can then read the path.
-
-    Raises:
-        EngineError: if the links lead to several folders.
+    It is None if neither the model nor its weights are links: runtimes can then read the path.
     """
     if not any(file.is_symlink() for file in path.parent.iterdir()):
         return None

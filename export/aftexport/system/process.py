@@ -1,4 +1,4 @@
-"""A command's process: signals that end it, its end, garbage collection and memory.
+"""A command's process: signals that end it, its end, garbage collection, memory and cores.
 
 An export leaves a third of a million objects, and Python takes seconds to collect and destroy them.
 The system releases their memory anyway. ``gc.freeze`` would skip only the collection, and libraries
@@ -16,14 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from aftexport.system.internals.python_exit import (
-    flush_c_streams,
-    join_threads,
-    run_exit_functions,
-)
+from aftexport.system.internals.python_exit import flush_c_streams, join_threads, run_exit_functions
 
 
 def end_process(command: Callable[[], int]) -> NoReturn:
@@ -130,3 +127,22 @@ def give_back() -> None:
     """Make glibc return freed memory: by itself it keeps all pages below memory in use."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
+
+
+_TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/core_cpus_list"
+
+
+def usable_cores() -> int:
+    """Return the number of cores for this process, by its affinity and its container's CPU quota.
+
+    With more threads, a matrix product waits for the slowest thread. Hardware threads of one core
+    count once, if Linux reports them.
+    """
+    import loky  # here, because it takes 40 ms, and most commands run no engine
+
+    allowed: int = loky.cpu_count()
+    try:
+        cores = {Path(_TOPOLOGY.format(n)).read_text() for n in os.sched_getaffinity(0)}
+    except (AttributeError, OSError):
+        return allowed
+    return min(allowed, len(cores))

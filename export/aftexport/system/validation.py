@@ -1,13 +1,19 @@
-"""Plain messages for values that pydantic refuses."""
+"""The strict models of JSON files, and plain messages for values that pydantic refuses."""
 
 import re
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 _PLAIN = (("a valid array", "a list"), ("a valid integer", "an integer"), ("a valid ", "a "))
 """Words of pydantic, with plain replacements."""
 _MAX_SHOWN = 40
 """The maximum characters of a wrong value in an error."""
+
+
+class StrictModel(BaseModel):
+    """A part of a JSON file: lists become tuples, and no other conversion is allowed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 def problem(error: ValidationError) -> str:

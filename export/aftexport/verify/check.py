@@ -27,8 +27,7 @@ from aftexport.extra_inputs import sample_values
 from aftexport.parity.activations import Extremes, find_extremes
 from aftexport.parity.calibration import read_details
 from aftexport.parity.comparison import Comparison, compare, worst
-from aftexport.parity.layers import Layers
-from aftexport.parity.report import Report, environment, inputs_of, tolerance_of
+from aftexport.parity.report import Layers, Report, environment, inputs_of, tolerance_of
 from aftexport.parity.run_cases import verify
 from aftexport.parity.stock_session import verify_stock
 from aftexport.system.console import stage
@@ -41,43 +40,25 @@ if TYPE_CHECKING:  # the import needs torch
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The options of a comparison.
+    """The options of a comparison."""
 
-    Attributes:
-        against: ``torch``, or ``golden`` for PyTorch's outputs stored in the bundle; None selects
-            torch if ``model`` or ``factory`` is given.
-        model: the model file of the bundle.
-        factory: ``package.module:callable`` for a bare state dict, or for a model without file.
-        allow_pickle: whether a pickled module is loaded, which runs code from the file.
-        trust_remote_code: whether code in a transformers folder is run.
-        data: file of documents, one JSON object per line.
-        lengths: lengths of random documents.
-        search: number of inputs to try in a search for the largest error; 0 for no search.
-        layers: whether every intermediate tensor is compared as well.
-        fused: whether the fused kernels are used if they are built.
-        provider: ONNX Runtime's execution provider.
-    """
-
+    # `torch`, or `golden` for PyTorch's outputs stored in the bundle; None selects torch if `model`
+    # or `factory` is given
     against: str | None = None
     model: Path | None = None
     factory: str | None = None
     allow_pickle: bool = False
     trust_remote_code: bool = False
-    data: Path | None = None
+    data: Path | None = None  # file of documents, one JSON object per line
     lengths: Sequence[int] = ()
-    search: int = 0
+    search: int = 0  # number of inputs to try in a search for the largest error; 0 for no search
     layers: bool = False
     fused: bool = True
     provider: ort.Provider = "cpu"
 
 
 def check(bundle: Bundle, request: Request, console: Console) -> Report:
-    """Compare a bundle with PyTorch.
-
-    Raises:
-        UsageError: if the request needs the model file, or does not fit the model.
-        EngineError: if an engine or PyTorch fails.
-    """
+    """Compare a bundle with PyTorch."""
     source = _source(bundle, request)
     reference = None
     if source is not None and request.against != "golden":
@@ -136,11 +117,7 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
 
 
 def _source(bundle: Bundle, request: Request) -> "Checkpoint | None":
-    """Return the model of the bundle if it is given.
-
-    Raises:
-        UsageError: if the model is not given and an option needs it.
-    """
+    """Return the model of the bundle if it is given."""
     if request.model is None and request.factory is None and not request.allow_pickle:
         options = {
             "--against torch": request.against == "torch",
@@ -252,8 +229,8 @@ def _layers(
     cases: Sequence[Case],
     results: Sequence[Comparison],
 ) -> Layers:
-    from aftexport.verify.layers.compare import compare_layers
-    from aftexport.verify.layers.torch_program import Program
+    from aftexport.verify.layer_comparison import compare_layers
+    from aftexport.verify.torch_program import Program
 
     return compare_layers(
         bundle.model_path,
@@ -270,11 +247,7 @@ def _most_telling_case(cases: Sequence[Case], results: Sequence[Comparison]) -> 
     own = {case.name: case for case in cases if case.subject == "model"}
     of_model = [result for result in results if result.subject == "model"]
     outside = [own[result.case] for result in of_model if not result.passed]
-    return min(
-        outside,
-        key=lambda case: math.prod(case.shape),
-        default=own[worst(of_model).case],
-    )
+    return min(outside, key=lambda case: math.prod(case.shape), default=own[worst(of_model).case])
 
 
 def _requested_inputs(bundle: Bundle, request: Request) -> dict[str, Mapping[str, Array]]:

@@ -21,19 +21,11 @@ Inputs = dict[str, Array]
 def read_documents(
     path: Path, manifest: Manifest, tokenizer: Tokenizer | None
 ) -> dict[str, Inputs]:
-    """Read documents, one JSON object per line, or one document from a ``.npy`` file.
+    """Return the model's inputs of each document of a JSON lines file, by the number of the line.
 
     A line has ``text``, ``input_ids`` or, for a model of features, ``input_features``; and the
     extra inputs by name in ``inputs``. An array in a file has the ids, or the features of all
     tokens.
-
-    Args:
-        path: the file.
-        manifest: the manifest of the model.
-        tokenizer: the tokenizer of the bundle; None if the bundle has no tokenizer.
-
-    Returns:
-        The model's inputs of each document, by a name with the number of the line.
 
     Raises:
         UsageError: if a line is invalid; the message has the number of the line.
@@ -67,11 +59,7 @@ def _line_form(manifest: Manifest) -> str:
 
 
 def lines_of(path: Path) -> list[tuple[int, str]]:
-    """Return the lines of a file that are not blank, with their numbers.
-
-    Raises:
-        UsageError: if the file is not UTF-8.
-    """
+    """Return the lines of a file that are not blank, with their numbers."""
     try:
         # Do not use splitlines, because a JSON string may contain Unicode line breaks.
         lines = path.read_text("utf-8-sig").split("\n")
@@ -81,12 +69,7 @@ def lines_of(path: Path) -> list[tuple[int, str]]:
 
 
 def object_of(line: str) -> dict[str, Any]:
-    """Return the JSON object of a line.
-
-    Raises:
-        ValueError: if it is not one.
-        RecursionError: if it is too deep.
-    """
+    """Return the JSON object of a line; raise ValueError, or RecursionError if it is too deep."""
     content = json.loads(line)
     if not isinstance(content, dict):
         raise ValueError("expected a JSON object")
@@ -96,11 +79,7 @@ def object_of(line: str) -> dict[str, Any]:
 def document_of(
     content: Mapping[str, Any], manifest: Manifest, tokenizer: Tokenizer | None
 ) -> Sequence[int] | Array:
-    """Return the checked document of ``text``, ``input_ids`` or ``input_features``.
-
-    Raises:
-        ValueError: if it does not fit the model.
-    """
+    """Return the checked document of a line; raise ValueError if it does not fit the model."""
     document: Sequence[int] | Array
     if manifest.features is None:
         document = _ids(content, manifest, tokenizer)
@@ -185,11 +164,7 @@ def _checked_ids(ids: list[int], manifest: Manifest) -> list[int]:
 
 
 def random_documents(lengths: Sequence[int], manifest: Manifest) -> dict[str, Inputs]:
-    """Return one document of random tokens for each length, with a fixed seed.
-
-    Raises:
-        UsageError: if the model does not accept a length.
-    """
+    """Return one document of random tokens for each length, with a fixed seed."""
     generator = np.random.default_rng(0)
     max_tokens = min(manifest.max_tokens or MAX_TOKENS, MAX_TOKENS)
     documents = {}
@@ -212,9 +187,7 @@ def random_document(tokens: int, manifest: Manifest, generator: np.random.Genera
 
 
 def as_inputs(
-    documents: Sequence[Sequence[int] | Array],
-    manifest: Manifest,
-    extras: Sequence[ExtraValues],
+    documents: Sequence[Sequence[int] | Array], manifest: Manifest, extras: Sequence[ExtraValues]
 ) -> Inputs:
     """Return the model's inputs for documents, padded on the right."""
     lengths = [len(document) for document in documents]

@@ -20,20 +20,7 @@ def load_source(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
 ) -> Checkpoint:
-    """Read the model file of a bundle.
-
-    Args:
-        bundle: the exported model.
-        path: the model file or folder, as ``aftexport.load`` reads it; None for the module that
-            the factory returns, if the bundle was exported without a file.
-        factory: ``package.module:callable`` for a bare state dict.
-        allow_pickle: whether a pickled module is loaded, which runs code from the file.
-        trust_remote_code: whether code in a transformers folder is run.
-
-    Raises:
-        UsageError: if the file is not that of the bundle; see ``Bundle.check_source``.
-        CheckpointError: if the file cannot be read.
-    """
+    """Read the model file of a bundle; without a path, take the module that the factory returns."""
     if bundle.manifest.is_of_onnx:
         raise UsageError(
             f"{bundle.path} was made from an ONNX file, so there is no PyTorch to compare with.",
@@ -56,11 +43,7 @@ def torch_engine(
 ) -> TorchEngine:
     """Return an engine of a bundle's PyTorch model, in the precision of its file.
 
-    Args:
-        bundle: the exported model.
-        source: the checkpoint of the model.
-        threads: number of threads of PyTorch; 0 for its own choice.
-        double: whether the model runs in float64 as the reference; a captured program cannot.
+    With ``double`` the model runs in float64, which a captured program cannot.
     """
     module = source.module
     if module is None:

@@ -52,15 +52,10 @@ Batch = list[Array]
 
 
 class Search:
-    """A search for the worst input, with the same result for the same seed.
+    """A search for the worst input, with the same result each time.
 
-    Args:
-        manifest: the manifest of the model.
-        engine: the engine to judge.
-        reference: the reference engine.
-        token_norms: norm of each token's embedding, ``[vocab]``; None if they are unknown.
-        unusual: ids that make values of the model largest, which are tried first.
-        seed: seed of the tried inputs.
+    ``token_norms`` ``[vocab]`` are the norms of the embeddings. The ``unusual`` ids are tried
+    first.
     """
 
     def __init__(
@@ -69,14 +64,12 @@ class Search:
         engine: Engine,
         reference: Engine,
         token_norms: NDArray[np.float64] | None,
-        *,
         unusual: Sequence[int] = (),
-        seed: int = 0,
     ) -> None:
         self._manifest = manifest
         self._engine = engine
         self._reference = reference
-        self._generator = np.random.default_rng(seed)
+        self._generator = np.random.default_rng(0)
         self._unusual = np.array(unusual[:_EXTREME], np.int64)
         self._extreme = _extreme_tokens(manifest, token_norms, self._generator)
         if unusual:
@@ -84,11 +77,7 @@ class Search:
         self._max_tokens = min(MAX_DOCUMENT_TOKENS, manifest.max_tokens or MAX_DOCUMENT_TOKENS)
 
     def run(self, evaluations: int, advance: Callable[[], None] = lambda: None) -> Case:
-        """Return the case with the largest error, with the output of the reference.
-
-        Raises:
-            EngineError: if the engine or the reference fails.
-        """
+        """Return the case with the largest error, with the output of the reference."""
         kept: list[tuple[float, int, Batch, Case]] = []
         for number in range(evaluations):
             # A quarter of the inputs are new, so that the search leaves local maxima.

@@ -55,7 +55,7 @@ def run(words: Sequence[str]) -> int:
 
     from rich.console import Console
 
-    from aftexport.system.cores import usable_cores
+    from aftexport.system.process import usable_cores
     from aftserve.batch import documents, output
     from aftserve.batch.run import run as classify
     from aftserve.ray.cluster import resolve

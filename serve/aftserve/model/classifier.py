@@ -14,7 +14,7 @@ from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.tokenizer import is_byte_tokenizer, normalizer_growth
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.engines import Engine, Stop
-from aftexport.engines.explained_input import padded_choices
+from aftexport.engines.onnxruntime.sessions import padded_choices
 from aftexport.engines.peak_memory import PeakMemory
 from aftexport.errors import InputError, panics_as_errors
 from aftexport.extra_inputs import NO_EXTRAS, ExtraValues, check_values, stacked

@@ -1,15 +1,13 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from memory import NEEDS_PROC
 from token_models import Chunks, Tagger, TopicAndTags
 
 from aftexport.bundle.bundle import PARITY, Bundle, check_plan
-from aftexport.bundle.chunked_plan import ChunkedPlan
+from aftexport.bundle.manifest import ChunkedPlan
 from aftexport.errors import BundleError, UsageError
-from aftexport.system.files import write_json
 
 
 def test_bundle_holds_documented_files(bundle_folder: Path) -> None:
@@ -54,12 +52,6 @@ def test_unreadable_source_is_refused(bundle_folder: Path) -> None:
         Bundle.open(bundle_folder).check_source(Path("/proc/self/mem"))
 
 
-def test_json_ignores_order_of_entries(tmp_path: Path) -> None:
-    write_json(tmp_path / "a", {"b": np.float64(1.5), "a": "é"})
-    write_json(tmp_path / "b", {"a": "é", "b": 1.5})
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Chunks:
     return Chunks(TopicAndTags(), tmp_path_factory.mktemp("both"))
@@ -70,38 +62,28 @@ def tagger(tmp_path_factory: pytest.TempPathFactory) -> Chunks:
     return Chunks(Tagger(), tmp_path_factory.mktemp("tagger"))
 
 
-def refused(chunks: Chunks, **changes: object) -> str:
-    path = chunks.path
-    with pytest.raises(BundleError) as caught:
-        check_plan(path.parent, path, chunks.plan.model_copy(update=changes))
-    return caught.value.reason
-
-
 def test_plan_fits_its_archive(both: Chunks, tagger: Chunks) -> None:
     for chunks in (both, tagger):
         check_plan(chunks.path.parent, chunks.path, chunks.plan)
         assert ChunkedPlan.model_validate_json(chunks.plan.model_dump_json()) == chunks.plan
 
 
-def test_graphs_without_field_are_refused(both: Chunks) -> None:
-    assert "chunked.tokens: expected a value, as chunked.zip has tokens.onnx" in refused(
-        both, tokens={}
-    )
-    assert "chunked.pooled: expected a value, as chunked.zip has pool.onnx" in refused(
-        both, pooled={}
-    )
-    assert "chunked.evidence: expected true, as chunked.zip has explain.onnx" in refused(
-        both, evidence=False
-    )
-
-
-def test_fields_without_graph_are_refused(tagger: Chunks) -> None:
-    assert "chunked.pooled: expected none, as chunked.zip has no pool.onnx" in refused(
-        tagger, pooled={"x": "sum"}
-    )
-    assert "chunked.evidence: expected false, as chunked.zip has no explain.onnx" in refused(
-        tagger, evidence=True
-    )
+@pytest.mark.parametrize(
+    ("model", "changes", "reason"),
+    [
+        ("both", {"tokens": {}}, "tokens: expected a value, as chunked.zip has tokens.onnx"),
+        ("both", {"pooled": {}}, "pooled: expected a value, as chunked.zip has pool.onnx"),
+        ("both", {"evidence": False}, "evidence: expected true, as chunked.zip has explain.onnx"),
+        ("tagger", {"pooled": {"x": "sum"}}, "pooled: expected none, as chunked.zip has no pool"),
+        ("tagger", {"evidence": True}, "evidence: expected false, as chunked.zip has no explain"),
+    ],
+)
+def test_graphs_and_fields_must_agree(
+    model: str, changes: dict[str, object], reason: str, request: pytest.FixtureRequest
+) -> None:
+    chunks: Chunks = request.getfixturevalue(model)
+    with pytest.raises(BundleError, match=f"chunked.{reason}"):
+        check_plan(chunks.path.parent, chunks.path, chunks.plan.model_copy(update=changes))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from bundles import (
     resealed,
     unlisted,
 )
-from commands import assert_refused, listing, run_here
+from commands import Capture, assert_refused, listing, run_here
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -143,9 +143,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damaged_bundle_error_names_reason(
-    kind: str, bundle_copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_bundle_error_names_reason(kind: str, bundle_copy: Path, capsys: Capture) -> None:
     damage, reasons = DAMAGE[kind]
     damage(bundle_copy)
     before = listing(bundle_copy.parent)
@@ -163,9 +161,7 @@ def test_damaged_bundle_error_names_reason(
 
 
 @pytest.mark.parametrize("kind", BAD_MANIFESTS)
-def test_manifest_of_wrong_values_is_refused(
-    kind: str, bundle_copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_manifest_of_wrong_values_is_refused(kind: str, bundle_copy: Path, capsys: Capture) -> None:
     changed_manifest(bundle_copy, BAD_MANIFESTS[kind])
     outcomes = [run_here([command, bundle_copy], capsys) for command in ("verify", "inspect")]
     assert all("Traceback" not in outcome.err for outcome in outcomes)
@@ -176,9 +172,7 @@ def test_manifest_of_wrong_values_is_refused(
 
 
 @pytest.mark.parametrize("kind", SPARSE_MANIFESTS)
-def test_manifest_with_few_fields_is_shown(
-    kind: str, bundle_copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_manifest_with_few_fields_is_shown(kind: str, bundle_copy: Path, capsys: Capture) -> None:
     changed_manifest(bundle_copy, SPARSE_MANIFESTS[kind])
     shown = run_here(["inspect", bundle_copy], capsys)
     assert shown.code == 0, shown.err
@@ -186,7 +180,7 @@ def test_manifest_with_few_fields_is_shown(
     assert all(name in shown.out for head in heads.values() for name in head["labels"])
 
 
-def test_bundle_texts_move_no_cursor(bundle_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bundle_texts_move_no_cursor(bundle_copy: Path, capsys: Capture) -> None:
     changed_manifest(bundle_copy, classes(["\x1b[31ma", "\x9b2Jb", "c\r"]))
     shown = run_here(["inspect", bundle_copy], capsys)
     assert all(label in shown.out for label in (r"\x1b[31ma", r"\x9b2Jb", r"c\r"))
@@ -200,9 +194,7 @@ def test_bundle_texts_move_no_cursor(bundle_copy: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("damage", ["absent", "a file", "an empty folder"])
-def test_folder_without_bundle_is_refused(
-    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folder_without_bundle_is_refused(damage: str, tmp_path: Path, capsys: Capture) -> None:
     if damage == "a file":
         (tmp_path / damage).write_text("text")
     elif damage != "absent":

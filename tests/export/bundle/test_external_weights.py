@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from bundles import LINKS, flip, of_links, resealed, unlisted
-from commands import assert_refused, listing, run_here
+from commands import Capture, assert_refused, listing, run_here
 
 from aftexport.bundle.bundle import PARITY, Bundle, write_manifest
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
@@ -30,6 +30,11 @@ def outside_bundle(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory
     return folder
 
 
+@pytest.fixture
+def copy(outside_bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(outside_bundle, tmp_path / "copy"))
+
+
 def test_large_weights_go_to_own_file(outside_bundle: Path) -> None:
     bundle = Bundle.open(outside_bundle)
     assert bundle.files[MODEL_DATA] > bundle.files[MODEL]
@@ -37,8 +42,7 @@ def test_large_weights_go_to_own_file(outside_bundle: Path) -> None:
     assert operator_paths(bundle.model_path).keys() == bundle.manifest.operators.keys()
 
 
-def test_external_weights_are_checked(outside_bundle: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(outside_bundle, tmp_path / "copy"))
+def test_external_weights_are_checked(copy: Path) -> None:
     flip(MODEL_DATA)(copy)
     with pytest.raises(BundleError, match=r"model\.onnx\.data was changed"):
         Bundle.open(copy)
@@ -49,7 +53,7 @@ def test_external_weights_are_checked(outside_bundle: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", LINKS)
 def test_links_are_read_as_files(
-    kind: str, outside_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, outside_bundle: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     """Weights in a file of their own too, which the onnx package reads through no link."""
     folder = of_links(outside_bundle, kind, tmp_path)
@@ -66,8 +70,7 @@ def test_links_are_read_as_files(
 
 
 @pytest.mark.parametrize("name", [MODEL, MODEL_DATA])
-def test_link_beside_a_file_is_read(name: str, outside_bundle: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(outside_bundle, tmp_path / "copy"))
+def test_link_beside_a_file_is_read(name: str, copy: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     target = Path(shutil.move(copy / name, tmp_path / "elsewhere" / "blob"))
     (copy / name).symlink_to(target)
@@ -86,15 +89,13 @@ def test_model_in_memory_reads_no_file(
         OnnxRuntimeEngine((outside_bundle / MODEL).read_bytes())
 
 
-def test_weights_of_no_digest_are_refused(outside_bundle: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(outside_bundle, tmp_path / "copy"))
+def test_weights_of_no_digest_are_refused(copy: Path) -> None:
     unlisted(MODEL_DATA)(copy)
     with pytest.raises(BundleError, match=r"model\.onnx reads 'model\.onnx\.data', which"):
         Bundle.open(copy)
 
 
-def test_weights_outside_bundle_are_refused(outside_bundle: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(outside_bundle, tmp_path / "copy"))
+def test_weights_outside_bundle_are_refused(copy: Path, tmp_path: Path) -> None:
     shutil.move(copy / MODEL_DATA, tmp_path / "outside.data")
     model = onnx.load(copy / MODEL, load_external_data=False)
     for tensor in model.graph.initializer:
@@ -108,7 +109,7 @@ def test_weights_outside_bundle_are_refused(outside_bundle: Path, tmp_path: Path
 
 @pytest.mark.parametrize("name", [MODEL, PARITY])
 def test_report_through_link_is_refused(
-    name: str, bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, bundle_folder: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     """A report is not written over the file that a link leads to."""
     folder = of_links(bundle_folder, "cache", tmp_path)

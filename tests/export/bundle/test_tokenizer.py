@@ -13,14 +13,7 @@ import pytest
 import tiny_models
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import (
-    Regex,
-    Tokenizer,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from tokenizers.normalizers import BertNormalizer, Prepend, Replace
 
 from aftexport.bundle.bundle import Bundle
@@ -200,15 +193,6 @@ def test_other_tokenizer_is_told_apart() -> None:
     assert not is_byte_tokenizer(tiny_models.byte_tokenizer())  # its ids have another order
 
 
-def test_export_writes_byte_tokenizer(checkpoint_file: Path, tmp_path: Path) -> None:
-    """It replaces the tokenizer of the file."""
-    out = tmp_path / "bytes.bundle"
-    export(checkpoint_file, to="onnx", tokenizer="bytes", check_parity=False, out=out)
-    tokenizer = Bundle.open(out).tokenizer()
-    assert tokenizer is not None
-    assert is_byte_tokenizer(tokenizer)
-
-
 def test_vocabulary_below_bytes_is_refused(checkpoint_file: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="below the model's 255, got 255"):
         export(
@@ -221,13 +205,19 @@ def test_vocabulary_below_bytes_is_refused(checkpoint_file: Path, tmp_path: Path
     assert not (tmp_path / "bytes.bundle").exists()
 
 
-def test_path_named_bytes_is_a_file(
-    checkpoint_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("given", "is_bytes"), [("bytes", True), (Path("bytes"), False)])
+def test_export_writes_given_tokenizer(
+    given: str | Path,
+    is_bytes: bool,
+    checkpoint_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The tokenizer of the bytes replaces that of the file; a path of that name is a file."""
     (tmp_path / "bytes").write_text(tiny_models.byte_tokenizer().to_str())
     monkeypatch.chdir(tmp_path)
-    out = tmp_path / "file.bundle"
-    export(checkpoint_file, to="onnx", tokenizer=Path("bytes"), check_parity=False, out=out)
+    out = tmp_path / "out.bundle"
+    export(checkpoint_file, to="onnx", tokenizer=given, check_parity=False, out=out)
     tokenizer = Bundle.open(out).tokenizer()
     assert tokenizer is not None
-    assert not is_byte_tokenizer(tokenizer)
+    assert is_byte_tokenizer(tokenizer) == is_bytes

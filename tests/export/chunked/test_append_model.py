@@ -13,7 +13,7 @@ from token_models import Chunks, Encoded, Outputs, TopicAndTags, document
 from torch import Tensor, nn
 
 from aftexport.bundle.bundle import CHUNKED
-from aftexport.bundle.chunked_plan import ChunkedStage
+from aftexport.bundle.manifest import ChunkedStage
 from aftexport.capture.capture import capture
 from aftexport.chunked.append_model import AppendModel, NotAppendable
 from aftexport.chunked.archive import write_chunked

@@ -10,7 +10,7 @@ from sampling import any_case
 from torch import Tensor, nn
 
 from aftexport.bundle.bundle import CHUNKED
-from aftexport.bundle.chunked_plan import ChunkedPlan
+from aftexport.bundle.manifest import ChunkedPlan
 from aftexport.capture.capture import capture
 from aftexport.capture.input_spec import input_spec
 from aftexport.capture.model_spec import InputSpec

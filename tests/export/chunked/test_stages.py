@@ -10,7 +10,7 @@ from sampling import any_case
 from token_models import Chunks, Outputs, TopicAndTags, document
 from torch import Tensor, nn
 
-from aftexport.bundle.chunked_plan import ChunkedStage, Recurrence
+from aftexport.bundle.manifest import ChunkedStage, Recurrence
 from aftexport.capture.capture import capture
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.runner import ChunkedModel

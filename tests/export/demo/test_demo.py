@@ -9,7 +9,7 @@ from rich.console import Console
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.demo import DemoOptions, Size, answer_rows, run
-from aftexport.demo.documents import Document
+from aftexport.demo.corpus import Document
 from aftexport.errors import AftexportError, UsageError
 
 WORDS = {"sea": "wave salt ship tide gull", "wood": "leaf moss bark root deer"}
@@ -57,12 +57,8 @@ def test_answer_is_compared_with_truth() -> None:
 
 
 def refused(tmp_path: Path, **changed: Any) -> AftexportError:
-    arguments: dict[str, Any] = {
-        "mechanism": "aft_local",
-        "data": None,
-        "out": tmp_path / "out",
-        "seed": 0,
-    }
+    arguments: dict[str, Any] = {"mechanism": "aft_local", "data": None, "seed": 0}
+    arguments["out"] = tmp_path / "out"
     with pytest.raises(UsageError) as caught:
         run(DemoOptions(**(arguments | changed)), Console(file=io.StringIO()))
     return caught.value

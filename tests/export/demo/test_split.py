@@ -73,14 +73,10 @@ def test_near_duplicates_stay_on_one_side(seed: int) -> None:
     parts = split(corpus, seed)
     assert sorted(parts.train.texts + parts.test.texts) == sorted(corpus.texts)
     assert parts.groups == 60
-    both = near_duplicates(parts.train.texts + parts.test.texts).tolist()
-    assert not set(both[: len(parts.train)]) & set(both[len(parts.train) :])
-
-
-def test_labels_are_held_out_proportionally() -> None:
-    parts = split(corpus_with_copies(), 0)
     assert len(parts.test) == pytest.approx(72 / 5, abs=2)
     assert parts.test.labels.count("odd") == pytest.approx(36 / 5, abs=2)
+    both = near_duplicates(parts.train.texts + parts.test.texts).tolist()
+    assert not set(both[: len(parts.train)]) & set(both[len(parts.train) :])
 
 
 def test_seed_determines_split() -> None:

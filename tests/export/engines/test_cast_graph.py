@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import engines
@@ -8,7 +9,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from aftexport.engines.cast_graph import has_bfloat16, widen
+from aftexport.engines.cast_graph import add_float64_operators, has_bfloat16, widen
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 
 INPUTS = {"input_ids": np.arange(40).reshape(2, 20), "lengths": np.array([20, 7])}
@@ -71,3 +72,18 @@ def test_implicit_float32_becomes_float64(name: str) -> None:
     width = 4 if name == "window" else 3
     (z,) = session.run(None, {"x": np.ones(width), "n": np.array([width])})
     assert z.dtype == np.float64
+
+
+@pytest.mark.parametrize(("operator", "opset"), [("Erf", 18), ("Erf", 20), ("Gelu", 20)])
+def test_operator_is_exact_in_float64(operator: str, opset: int) -> None:
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : {opset}]> '
+        f"graph (double[n] x) => (double[n] y) {{ y = {operator} (x) }}"
+    )
+    add_float64_operators(model)
+    x = np.concatenate([np.linspace(-7, 7, 9001), [0.0, 1e-300, -1e-12, 1e3, -1e3]])
+    y = OnnxRuntimeEngine(model.SerializeToString(), fused=False).run({"x": x})["y"]
+    exact = np.array([math.erf(v if operator == "Erf" else v / math.sqrt(2)) for v in x])
+    if operator == "Gelu":
+        exact = 0.5 * x * (1 + exact)
+    np.testing.assert_allclose(y, exact, rtol=1e-13, atol=2e-15)

@@ -1,9 +1,11 @@
 import platform
+import sys
 import threading
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 import torch
@@ -12,11 +14,13 @@ from memory import NEEDS_PROC, fresh_mib, resident_mib
 
 import aftplugins
 from aftexport.engines import Engine, RunStoppedError, Stop
-from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider, operator_paths
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider, operator_paths, package
+from aftexport.engines.onnxruntime.package import check_package
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import EngineError, UsageError
 from aftexport.nn import DocumentClassifier
 from aftexport.parity import TOLERANCES
+from aftexport.system.installation import install_command
 from aftexport.system.process import give_back
 
 HAS_CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
@@ -35,11 +39,7 @@ def inputs(*ids: list[int]) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("provider", ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)])
 def test_the_logits_are_pytorchs(
-    provider: Provider,
-    form: str,
-    fused: bool,
-    bundle_folder: Path,
-    classifier: DocumentClassifier,
+    provider: Provider, form: str, fused: bool, bundle_folder: Path, classifier: DocumentClassifier
 ) -> None:
     path = bundle_folder / "model.onnx"
     model = path if form == "path" else path.read_bytes()
@@ -53,9 +53,7 @@ def test_the_logits_are_pytorchs(
 
 
 @NEEDS_PROC
-def test_memory_is_kept_until_released(
-    bundle_folder: Path,
-) -> None:
+def test_memory_is_kept_until_released(bundle_folder: Path) -> None:
     """It is kept from run to run and goes back when it is released."""
     engine = OnnxRuntimeEngine(bundle_folder / "model.onnx", threads=1)
     long = inputs([7] * 500_000)
@@ -122,42 +120,33 @@ def test_unsuitable_inputs_give_engine_error(
     given: dict[str, np.ndarray], kind: str, bundle_folder: Path
 ) -> None:
     engine = OnnxRuntimeEngine(bundle_folder / "model.onnx")
-    with pytest.raises(EngineError):
-        engine.run(given)
+    with pytest.raises(EngineError) as failure:
+        engine.run(given, Stop())
+    assert not isinstance(failure.value, RunStoppedError)
     assert engine.run(inputs([1, 2]))["logits"].shape == (1, 3)
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", onnx.ModelProto().SerializeToString()])
 def test_file_without_model_gives_engine_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(content)
-    with pytest.raises(EngineError):
-        OnnxRuntimeEngine(tmp_path / "model.onnx")
-    with pytest.raises(EngineError):
-        OnnxRuntimeEngine(content)
+    for model in (tmp_path / "model.onnx", content, tmp_path / "absent.onnx"):
+        with pytest.raises(EngineError, match="cannot load"):
+            OnnxRuntimeEngine(model)
 
 
 @pytest.mark.parametrize(
     ("opset", "element", "remedy"),
     [
-        (99, onnx.TensorProto.FLOAT, "lower --opset"),
-        (20, onnx.TensorProto.BFLOAT16, "Write the operator"),
+        (99, "float", "lower --opset"),
+        (20, "bfloat16", "Write the operator"),
     ],
 )
-def test_refused_model_gets_fitting_remedy(opset: int, element: int, remedy: str) -> None:
-    values = [onnx.helper.make_tensor_value_info(name, element, [1]) for name in "xy"]
-    middle = [onnx.helper.make_node("Cast", ["x"], ["a"], to=element)]
-    nodes = [*middle, onnx.helper.make_node("Det", ["a"], ["y"])]
-    graph = onnx.helper.make_graph(nodes, "graph", values[:1], values[1:])
-    opsets = [onnx.helper.make_opsetid("", opset)]
-    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9)
+def test_refused_model_gets_fitting_remedy(opset: int, element: str, remedy: str) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["" : {opset}]>
+        graph ({element}[1] x) => ({element}[1] y) {{ a = Identity (x) y = Det (a) }}""")
     with pytest.raises(EngineError, match="cannot load") as refused:
         OnnxRuntimeEngine(model.SerializeToString())
     assert remedy in refused.value.remedy
-
-
-def test_absent_model_gives_engine_error(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="cannot load"):
-        OnnxRuntimeEngine(tmp_path / "model.onnx")
 
 
 def test_unloadable_kernel_library_is_named(
@@ -205,13 +194,57 @@ def test_run_stopped_early_never_begins(
         engines[name].run(inputs([5]), stop)
 
 
-def test_failing_run_without_stop_gives_reason(bundle_folder: Path) -> None:
-    engine = OnnxRuntimeEngine(bundle_folder / "model.onnx")
-    with pytest.raises(EngineError) as failure:
-        engine.run(inputs([300]), Stop())
-    assert not isinstance(failure.value, RunStoppedError)
-
-
 def test_impossible_thread_counts_are_refused(bundle_folder: Path) -> None:
     with pytest.raises(UsageError, match="threads must be at most 1,024"):
         OnnxRuntimeEngine(bundle_folder / "model.onnx", threads=100_000)
+
+
+COMMANDS = {"aftexport": ["verify", "absent.bundle"], "aftserve": ["absent.bundle"]}
+
+
+def metadata_of(name: str, folder: Path) -> None:
+    """Put the metadata of a package into a folder, as an installer does."""
+    info = folder / f"{name.replace('-', '_')}-1.31.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: 1.31.1\n")
+
+
+def broken_runtime(folder: Path) -> None:
+    """Put a module into a folder; its import ends the process, as that of mixed files may."""
+    folder.mkdir(exist_ok=True)
+    (folder / "onnxruntime.py").write_text("import os; os._exit(99)\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_two_packages_are_refused_before_import(command: str, tmp_path: Path) -> None:
+    """This environment has the real package, and the folder has the metadata of a second one."""
+    metadata_of("onnxruntime-gpu", tmp_path / "site")
+    broken_runtime(tmp_path / "site")
+    outcome = run_python(
+        "-m", command, *COMMANDS[command], cwd=tmp_path, PYTHONPATH=str(tmp_path / "site")
+    )
+    assert_refused(
+        outcome,
+        "got onnxruntime and onnxruntime-gpu",
+        f"pip uninstall --yes onnxruntime onnxruntime-gpu; then {install_command('cpu')}",
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_package_names_command(command: str, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['onnxruntime'] = None; "
+        f"from {command}.cli import main; sys.exit(main())"
+    )
+    outcome = run_python("-c", code, *COMMANDS[command], cwd=tmp_path)
+    assert_refused(outcome, "ONNX Runtime is not installed.", f"Run: {install_command('cpu')}")
+
+
+def test_folder_of_that_name_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``plugins/onnxruntime`` is such a folder, in the current folder of a checkout."""
+    (tmp_path / "onnxruntime").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "onnxruntime")
+    monkeypatch.setattr(package, "PACKAGES", ())
+    with pytest.raises(EngineError, match="ONNX Runtime is not installed"):
+        check_package()

@@ -4,13 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import assert_refused, run_here, run_python
+from commands import Capture, assert_refused, run_here, run_python
 
 import aftplugins
 from aftexport.engines.product_methods import product_methods
 from aftplugins.methods import choose
-
-Capture = pytest.CaptureFixture[str]
 
 pytestmark = pytest.mark.skipif(
     aftplugins.library("onnxruntime") is None, reason="no fused kernels"

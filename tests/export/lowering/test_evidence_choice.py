@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
-from aftexport.engines.explained_input import padded_choices
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.engines.onnxruntime.sessions import padded_choices
 from aftexport.lowering.evidence import Explainable, NoEvidence, add_evidence
 from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower

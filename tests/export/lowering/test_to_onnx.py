@@ -32,8 +32,7 @@ from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, operator_name,
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.parity import TOLERANCES
-from aftexport.system.internals.torch_composites import list_composites_once
-from aftexport.system.internals.torch_translation import ONNXRegistry
+from aftexport.system.internals.torch_translation import ONNXRegistry, list_composites_once
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from aftexport.errors import TraceError
 from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.lowering.translations import translations
-from aftexport.verify.layers.subgraph import run_bodies
+from aftexport.verify.subgraph import run_bodies
 
 LENGTHS = (1, 2, 3, 7, 15, 16, 17, 32, 50, 101)
 

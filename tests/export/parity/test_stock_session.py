@@ -7,7 +7,7 @@ import onnx
 import pytest
 import tiny_models
 import torch
-from commands import run_here
+from commands import Capture, run_here
 from torch import Tensor, nn
 
 from aftexport.bundle.bundle import Bundle
@@ -16,7 +16,7 @@ from aftexport.capture.capture import capture
 from aftexport.errors import EngineError
 from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
-from aftexport.parity import stock_child
+from aftexport.parity import stock_child, stock_session
 from aftexport.parity.stock_session import SUBJECT, _run, verify_stock
 from aftexport.system.onnx_files import write_model
 
@@ -58,15 +58,18 @@ def test_short_cases_are_compared(bundle_folder: Path) -> None:
     ids=["crash", "timeout", "refusal"],
 )
 @pytest.mark.usefixtures("child")
-def test_failure_is_refused_with_reason(said: str, bundle_folder: Path) -> None:
+def test_failure_is_refused_with_reason(
+    said: str, bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stock_session, "_SECONDS", 1.0 if "within 1 s" in said else 60.0)
     bundle = Bundle.open(bundle_folder)
     with pytest.raises(EngineError, match=f"stock session of ONNX Runtime .* {said}"):
-        verify_stock(bundle, bundle.golden(), seconds=1 if "within 1 s" in said else 60)
+        verify_stock(bundle, bundle.golden())
 
 
 @pytest.mark.parametrize("child", [CRASHING], indirect=True)
 @pytest.mark.usefixtures("child")
-def test_crashing_export_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_crashing_export_writes_nothing(tmp_path: Path, capsys: Capture) -> None:
     words = ["--to", "onnx", "--factory", "tiny_models:Bag", "--out", tmp_path / "out"]
     outcome = run_here(words, capsys)
     assert outcome.code == 2
@@ -76,9 +79,7 @@ def test_crashing_export_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("child", [WRONG], indirect=True)
 @pytest.mark.usefixtures("child")
-def test_a_difference_fails_verification(
-    bundle_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_difference_fails_verification(bundle_folder: Path, capsys: Capture) -> None:
     outcome = run_here(["verify", bundle_folder], capsys)
     assert outcome.code == 1
     assert "model in a stock session" in " ".join(outcome.out.split())

@@ -16,7 +16,7 @@ from sampling import any_case
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.capture.capture import capture
-from aftexport.deploy.triton.repository import write_repository
+from aftexport.deploy.triton import write_repository
 from aftexport.errors import BundleError
 from aftexport.extra_inputs import parse_inputs, sample_values
 from aftexport.pipeline.export import export

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from aftexport.bundle.bundle import CHUNKED, PARITY, PARITY_PAGE, Bundle
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.deploy.triton.repository import write_repository
+from aftexport.deploy.triton import write_repository
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import UsageError
 from aftexport.heads import HEADS
@@ -95,8 +95,8 @@ def test_verify_checks_every_output(bundle: Bundle) -> None:
 
 def test_changed_head_fails_verification(bundle: Bundle, tmp_path: Path) -> None:
     """A fault in one head only is found, and blamed on that head."""
-    from aftexport.verify.layers.compare import compare_layers
-    from aftexport.verify.layers.torch_program import Program
+    from aftexport.verify.layer_comparison import compare_layers
+    from aftexport.verify.torch_program import Program
 
     model = onnx.load(bundle.model_path)
     (weight,) = (t for t in model.graph.initializer if t.name == "heads.flags.weight")

@@ -23,8 +23,8 @@ from aftexport.pipeline.export import export
 from aftexport.pipeline.head_choice import HeadOptions, choose_heads
 from aftexport.system.contract import EVIDENCE
 from aftexport.verify.check import Request, check
-from aftexport.verify.layers.compare import compare_layers
-from aftexport.verify.layers.torch_program import Program
+from aftexport.verify.layer_comparison import compare_layers
+from aftexport.verify.torch_program import Program
 
 FACTORY = "several_heads:Tokens"
 LENGTHS = np.array([3, 1])

@@ -26,9 +26,7 @@ def test_short_stage_prints_only_done(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown([0.1, 1.9], monkeypatch, terminal=False) == "done Examining [b].onnx 1.9 s\n"
 
 
-def test_long_stage_without_terminal_prints_lines(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_long_stage_without_terminal_prints_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = shown([1.0, 3.0, 4.0, 12.9, 13.5, 1100.0], monkeypatch, terminal=False).splitlines()
     assert lines[:-1] == [
         f"Examining [b].onnx ... {done} of 1,200 nodes read" for done in ("3", "13", "1,100")

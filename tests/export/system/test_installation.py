@@ -55,10 +55,7 @@ def test_command_names_folder_or_wheel(tmp_path: Path, monkeypatch: pytest.Monke
             "aftexport[cpu] @ https://example.org/a.whl",
         ),
         (
-            {
-                "url": "https://example.org/a.git",
-                "vcs_info": {"vcs": "git", "commit_id": "0123"},
-            },
+            {"url": "https://example.org/a.git", "vcs_info": {"vcs": "git", "commit_id": "0123"}},
             "aftexport[cpu] @ git+https://example.org/a.git@0123",
         ),
         ({"url": "file:///absent/folder", "dir_info": {}}, "FOLDER_OR_WHEEL_OF_AFTEXPORT[cpu]"),

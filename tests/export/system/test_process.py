@@ -1,10 +1,14 @@
 import gc
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from commands import run_python
+from memory import NEEDS_PROC
 
-from aftexport.system.process import collection_paused
+from aftexport.system.process import collection_paused, usable_cores
 
 _PROGRAM = """
 import atexit, sys, threading, time
@@ -27,6 +31,12 @@ sys.stdout = open(1, "w", closefd=False)
 print("unflushed")
 end_process(lambda: 3)
 """
+_ENDING = """
+import ctypes, sys
+from aftexport.system.process import end_process
+{}
+end_process(lambda: {})
+"""
 
 
 def test_end_waits_for_threads_and_exit_functions(tmp_path: Path) -> None:
@@ -37,42 +47,29 @@ def test_end_waits_for_threads_and_exit_functions(tmp_path: Path) -> None:
     assert outcome.out.index("thread") < outcome.out.index("exit function")
 
 
-def test_end_writes_buffers_of_libraries(tmp_path: Path) -> None:
-    """Output of the C library stays in its buffer, because standard output is a pipe here."""
-    code = (
-        "import ctypes\n"
-        "from aftexport.system.process import end_process\n"
-        "ctypes.CDLL(None).puts(b'from C')\n"
-        "end_process(lambda: 0)"
-    )
-    outcome = run_python("-c", code, cwd=tmp_path)
-    assert (outcome.code, outcome.out) == (0, "from C\n")
+@pytest.mark.parametrize(
+    ("code", "command", "expected"),
+    [
+        # The C library buffers its output, because standard output is a pipe here.
+        ("ctypes.CDLL(None).puts(b'from C')", "0", (0, "from C\n", "")),
+        ("", "sys.exit(None)", (0, "", "")),
+        ("", "sys.exit(4)", (4, "", "")),
+        ("", "sys.exit('text')", (1, "", "text\n")),
+    ],
+)
+def test_end_keeps_output_and_status(
+    code: str, command: str, expected: tuple[int, str, str], tmp_path: Path
+) -> None:
+    outcome = run_python("-c", _ENDING.format(code, command), cwd=tmp_path)
+    assert (outcome.code, outcome.out, outcome.err) == expected
 
 
 def test_end_reports_unwritable_output(tmp_path: Path) -> None:
     """As Python itself does, with its status."""
-    code = (
-        "import sys\n"
-        "from aftexport.system.process import end_process\n"
-        "sys.stdout = open('/dev/full', 'w')\n"
-        "print('x')\n"
-        "end_process(lambda: 0)"
-    )
-    outcome = run_python("-c", code, cwd=tmp_path)
+    code = "sys.stdout = open('/dev/full', 'w'); print('x')"
+    outcome = run_python("-c", _ENDING.format(code, "0"), cwd=tmp_path)
     assert outcome.code == 120
     assert "No space left on device" in outcome.err
-
-
-@pytest.mark.parametrize(("code", "status"), [("None", 0), ("4", 4), ("'text'", 1)])
-def test_end_keeps_status_of_exit(code: str, status: int, tmp_path: Path) -> None:
-    program = (
-        "import sys\n"
-        "from aftexport.system.process import end_process\n"
-        f"end_process(lambda: sys.exit({code}))"
-    )
-    outcome = run_python("-c", program, cwd=tmp_path)
-    assert outcome.code == status
-    assert outcome.err == ("text\n" if status == 1 else "")
 
 
 def test_command_ends_process(tmp_path: Path) -> None:
@@ -98,3 +95,29 @@ def test_collection_stops_only_within_block() -> None:
     with pytest.raises(ZeroDivisionError), collection_paused():
         _ = 1 / 0
     assert gc.isenabled()
+
+
+PROGRAM = """
+import os, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+from pathlib import Path
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+
+before = len(os.listdir("/proc/self/task"))
+engine = OnnxRuntimeEngine(Path(sys.argv[1]), fused=False)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@NEEDS_PROC
+@pytest.mark.skipif(os.cpu_count() == 1, reason="this machine has one core anyway")
+def test_engine_threads_stay_within_allowed_cores(bundle_folder: Path) -> None:
+    words = [sys.executable, "-c", PROGRAM, str(bundle_folder / "model.onnx")]
+    ended = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert ended.stdout == "0\n"  # beside the one that calls it
+
+
+def test_a_quota_bounds_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loky.cpu_count", lambda: 1)
+    assert usable_cores() == 1

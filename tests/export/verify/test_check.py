@@ -5,12 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import safetensors.numpy
 from bundles import changed_manifest, classes, resealed
-from commands import assert_refused, listing, run_here, without
+from commands import Capture, assert_refused, listing, run_here, without
 
 import aftplugins
 from aftexport import parity
@@ -48,11 +48,7 @@ def differing(
 
 
 def test_differing_model_is_set_aside(
-    differing: object,
-    checkpoint_file: Path,
-    bundle_copy: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    differing: object, checkpoint_file: Path, bundle_copy: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     """It is also reported."""
     before = listing(bundle_copy)
@@ -76,10 +72,7 @@ def test_differing_model_is_set_aside(
 
 
 def test_failed_bundle_spares_other_folders(
-    checkpoint_file: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    checkpoint_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     """A failed bundle does not replace a folder without a bundle."""
     strict_table(monkeypatch)
@@ -92,8 +85,6 @@ def test_failed_bundle_spares_other_folders(
 
 def altered(folder: Path) -> Path:
     """The last layer's biases are off by one."""
-    from bundles import resealed
-
     model = onnx.load(folder / "model.onnx")
     bias = next(t for t in model.graph.initializer if t.name == "head.bias")
     values = onnx.numpy_helper.to_array(bias) + 1
@@ -102,39 +93,23 @@ def altered(folder: Path) -> Path:
     return resealed(folder)
 
 
-def test_altered_bundle_fails_verification(
-    bundle_copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    outcome = run_here(["verify", altered(bundle_copy)], capsys)
-    assert outcome.code == 1
-    assert "OUTSIDE" in outcome.out
-
-
 def test_cases_strain_operators_and_lengths(bundle_folder: Path) -> None:
-    results = verify(Bundle.open(bundle_folder), fused=False)
+    bundle = Bundle.open(bundle_folder)
+    results = verify(bundle, fused=False)
     assert all(result.passed for result in results)
     assert {result.subject for result in results} >= {"model", "AftSimple"}
     assert {"one token", "padded batch", "prime length", "long"} <= {r.case for r in results}
+    shapes = {c.inputs["input_ids"].shape for c in bundle.golden() if c.subject == "model"}
+    assert shapes >= {(batch, tokens) for batch in (2, 3) for tokens in (1, 2, 3)}
 
 
-def test_other_failure_keeps_engine_message(
-    bundle_folder: Path,
-) -> None:
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph(
-            [
-                onnx.helper.make_node("Shape", ["input_ids"], ["sizes"], end=1),
-                onnx.helper.make_node("Mul", ["sizes", "much"], ["shape"]),
-                onnx.helper.make_node("ConstantOfShape", ["shape"], ["logits"]),
-            ],
-            "main",
-            [onnx.helper.make_tensor_value_info("input_ids", onnx.TensorProto.INT64, "BT")],
-            [onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, "B")],
-            [onnx.numpy_helper.from_array(np.array([1 << 50]), "much")],
-        ),
-        opset_imports=[onnx.helper.make_opsetid("", 20)],
-        ir_version=9,
-    )
+def test_other_failure_keeps_engine_message(bundle_folder: Path) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 20]>
+        main (int64[B, T] input_ids) => (float[B] logits) <int64[1] much = {1125899906842624}> {
+            sizes = Shape <end = 1> (input_ids)
+            shape = Mul (sizes, much)
+            logits = ConstantOfShape (shape)
+        }""")
     engine = OnnxRuntimeEngine(model.SerializeToString())
     bundle = Bundle.open(bundle_folder)
     cases = [
@@ -147,21 +122,16 @@ def test_other_failure_keeps_engine_message(
     assert "squeeze" not in failed.value.remedy
 
 
-def test_cases_have_several_short_documents(bundle_folder: Path) -> None:
-    cases = [c for c in Bundle.open(bundle_folder).golden() if c.subject == "model"]
-    shapes = {c.inputs["input_ids"].shape for c in cases}
-    assert shapes >= {(batch, tokens) for batch in (2, 3) for tokens in (1, 2, 3)}
-
-
 def test_documents_are_compared_with_pytorch(
-    bundle_folder: Path, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bundle_folder: Path, checkpoint_file: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "docs.jsonl").write_text('{"text": "a contract of sale"}')
     words: list[str | Path] = ["verify", bundle_folder, "--model", checkpoint_file]
-    words += ["--data", tmp_path / "docs.jsonl", "--lengths", "3,77", "--json", tmp_path / "p.json"]
-    outcome = run_here([*words, "--report", tmp_path / "p.html"], capsys)
+    words += ["--data", tmp_path / "docs.jsonl", "--lengths", "3,77"]
+    page, json_file = tmp_path / "new" / "p.html", tmp_path / "other" / "p.json"
+    outcome = run_here([*words, "--json", json_file, "--report", page], capsys)
     assert outcome.code == 0, outcome.err
-    record = json.loads((tmp_path / "p.json").read_text("utf-8"))
+    record = json.loads(json_file.read_text("utf-8"))
     assert (record["verdict"], record["passed"]) == ("Ship", True)
     shapes = {c["case"]: c["shape"] for c in record["comparisons"] if c["subject"] == "model"}
     assert shapes["77 random tokens"] == [1, 77]
@@ -170,7 +140,7 @@ def test_documents_are_compared_with_pytorch(
     assert "padded batch" in shapes
     assert record["environment"]["onnxruntime"]
     assert "Ship." in outcome.out
-    assert "77 random tokens" in (tmp_path / "p.html").read_text("utf-8")
+    assert "77 random tokens" in page.read_text("utf-8")
 
 
 def test_the_stored_outputs_need_no_torch(bundle_folder: Path, tmp_path: Path) -> None:
@@ -191,13 +161,13 @@ def test_the_stored_outputs_need_no_torch(bundle_folder: Path, tmp_path: Path) -
     "words", [["--against", "torch"], ["--lengths", "5"], ["--data", "docs.jsonl"]]
 )
 def test_missing_pytorch_is_reported(
-    words: list[str], bundle_folder: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], bundle_folder: Path, capsys: Capture
 ) -> None:
     assert_refused(run_here(["verify", bundle_folder, *words], capsys), "--model")
 
 
 def test_factory_is_module_of_fileless_bundle(
-    bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bundle_folder: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     """A factory without a file is the module of a bundle that had no file."""
     path = tmp_path / "bag.bundle"
@@ -247,23 +217,14 @@ def test_note_names_bodies_of_provider(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_documents_over_maximum_are_refused(
-    bundle_folder: Path, checkpoint_file: Path, capsys: pytest.CaptureFixture[str]
+    bundle_folder: Path, checkpoint_file: Path, capsys: Capture
 ) -> None:
     words = ["--model", checkpoint_file, "--lengths", str(2**20 + 1)]
     assert_refused(run_here(["verify", bundle_folder, *words], capsys), "1048577", "1048576")
 
 
-def test_report_into_other_bundle_is_refused(
-    bundle_folder: Path, bundle_copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = listing(bundle_copy)
-    words = ["verify", bundle_folder, "--json", bundle_copy / "parity.json"]
-    assert_refused(run_here(words, capsys), "lies in the bundle copy.bundle")
-    assert listing(bundle_copy) == before
-
-
 def test_altered_bundle_fails_against_pytorch(
-    bundle_copy: Path, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bundle_copy: Path, checkpoint_file: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     altered(bundle_copy)
     words = ["verify", bundle_copy, "--model", checkpoint_file, "--lengths", "9"]
@@ -278,7 +239,7 @@ def test_altered_bundle_fails_against_pytorch(
 
 
 def test_content_from_elsewhere_is_noted(
-    bundle_copy: Path, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bundle_copy: Path, checkpoint_file: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     """The report notes what does not come from the model file."""
     words = ["verify", bundle_copy, "--model", checkpoint_file]
@@ -303,16 +264,14 @@ def test_content_from_elsewhere_is_noted(
     ] == ["labels", "tokenizer", "'long'"]
 
 
-def test_unavailable_engine_is_reported(
-    rtx_bundle: Path, no_gpu: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unavailable_engine_is_reported(rtx_bundle: Path, no_gpu: None, capsys: Capture) -> None:
     outcome = run_here(["verify", rtx_bundle], capsys)
     assert outcome.code == 0
     assert "engine was not compared" in outcome.out.replace("\n", " ")
 
 
 def test_report_never_replaces_its_subject(
-    bundle_copy: Path, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bundle_folder: Path, bundle_copy: Path, checkpoint_file: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     model = tmp_path / "model.pt"
     model.write_bytes(checkpoint_file.read_bytes())
@@ -326,19 +285,11 @@ def test_report_never_replaces_its_subject(
     ):
         words = ["verify", bundle_copy, "--model", model, option, path]
         assert_refused(run_here(words, capsys), option)
+    words = ["verify", bundle_folder, "--json", bundle_copy / "parity.json"]
+    assert_refused(run_here(words, capsys), "lies in the bundle copy.bundle")
     same = tmp_path / "same.html"
     words = ["verify", bundle_copy, "--report", same, "--json", same]
     assert_refused(run_here(words, capsys), "--report and --json are both")
     words = ["bench", bundle_copy, "--lengths", "5", "--json", bundle_copy / "model.onnx"]
     assert_refused(run_here(words, capsys), "--json")
     assert listing(tmp_path) == before
-
-
-def test_reports_go_to_new_folders(
-    bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page, record = tmp_path / "new" / "p.html", tmp_path / "other" / "p.json"
-    outcome = run_here(["verify", bundle_folder, "--report", page, "--json", record], capsys)
-    assert outcome.code == 0, outcome.err
-    assert page.is_file()
-    assert json.loads(record.read_text("utf-8"))["passed"]

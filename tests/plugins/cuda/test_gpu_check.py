@@ -13,8 +13,8 @@ import torch
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import accuracy, check, machine, models, programs, report
 from benchmarks.gpu.library import Kernels
-from benchmarks.gpu.timing import COMPILED, COPY, GEMM, OURS, SDPA
 from benchmarks.gpu.report import Outcome
+from benchmarks.gpu.timing import COMPILED, COPY, GEMM, OURS, SDPA
 from benchmarks.gpu.workloads import Workload
 from sampling import any_case
 

@@ -17,8 +17,7 @@ from aftexport.engines import aft_full_product
 from aftexport.engines.aft_full_product import use_products
 from aftexport.engines.tensorrt import builder
 from aftexport.engines.tensorrt.builder import build
-from aftexport.engines.tensorrt.plugin_library import hold_plugins, release_plugins
-from aftexport.engines.tensorrt.runtimes import load
+from aftexport.engines.tensorrt.runtimes import hold_plugins, load, release_plugins
 from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
 from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower

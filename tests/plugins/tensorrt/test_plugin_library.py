@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 import aftplugins
-from aftexport.engines.tensorrt.plugin_library import (
+from aftexport.engines.tensorrt.runtimes import (
+    TensorRt,
     deserialize,
     hold_plugins,
+    load,
     plugins_loaded,
     release_plugins,
 )
-from aftexport.engines.tensorrt.runtimes import TensorRt, load
 from aftexport.errors import EngineError
 
 pytestmark = pytest.mark.skipif(

@@ -12,9 +12,19 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from bundle_swaps import LENGTHS, damage, deploy, digest, documents, expected_scores, load_models
+from bundle_swaps import (
+    LENGTHS,
+    accept,
+    damage,
+    deploy,
+    digest,
+    documents,
+    expected_scores,
+    load_models,
+    running_service,
+    until,
+)
 from clients import eventually, http
-from bundle_swaps import accept, running_service, until
 from servers import serving
 
 from aftserve.api.api_keys import make_key

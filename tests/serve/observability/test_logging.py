@@ -18,10 +18,9 @@ import httpx
 import pytest
 from clients import eventually, http, metric
 from commands import environment, run_python
-from servers import free_port
 from prometheus_client import Counter, Histogram
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from servers import address_of, running, serving
+from servers import address_of, free_port, running, serving
 
 from aftserve.http.access_log import AccessLogMiddleware
 from aftserve.observability.metrics import Metrics

@@ -18,11 +18,11 @@ import httpx
 import numpy as np
 import pytest
 from altered_bundles import DEAF, ENDLESS, hanging_bundle
+from bundle_swaps import running_service, until
 from bundles import changed_manifest
 from clients import eventually, head, http, metric, raw_connection
 from hypothesis import given
 from hypothesis import strategies as st
-from bundle_swaps import running_service, until
 from queued_jobs import MeasuringQueue, first, job, make_bundle, release
 from rich.console import Console
 from servers import serving

@@ -9,8 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bundle_swaps import damage, digest, documents, expected_scores, load_models
-from bundle_swaps import accept, names, reason, running_models, states, until
+from bundle_swaps import (
+    accept,
+    damage,
+    digest,
+    documents,
+    expected_scores,
+    load_models,
+    names,
+    reason,
+    running_models,
+    states,
+    until,
+)
 
 from aftserve.errors import NotFoundError, UnavailableError
 from aftserve.model.reload import ReloadError

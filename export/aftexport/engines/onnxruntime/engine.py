@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from aftexport.engines import Stop, Tensors
 from aftexport.engines.cast_graph import has_bfloat16, widen
-from aftexport.engines.explained_input import padded_choices
 from aftexport.engines.onnxruntime.package import onnxruntime
 from aftexport.engines.onnxruntime.providers import PROVIDERS, Provider
 from aftexport.engines.onnxruntime.sessions import (
     FAILURES,
     is_out_of_memory,
+    padded_choices,
     reason,
     session,
     session_options,
@@ -34,39 +34,23 @@ from aftexport.system.process import give_back
 _CHOICE_OF_FILE = padded_choices([()])
 """The input for a run without a choice of logits: the largest one, as the file has it."""
 _MEMORY_REMEDY = "Send shorter documents or fewer, or lower --memory-budget-mib."
-_TYPES = {
-    "tensor(int64)": np.int64,
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-}
+_TYPES = {"tensor(int64)": np.int64, "tensor(float)": np.float32, "tensor(float16)": np.float16}
 """The types of a model's inputs by ONNX Runtime's names."""
 
 
 class OnnxRuntimeEngine:
-    """A model in ONNX Runtime, which keeps memory between runs; see ``release``.
-
-    Args:
-        model: path of ``model.onnx``, or the serialized model.
-        threads: number of threads per operator; 0 for ``usable_cores``.
-        fused: whether the provider's kernel library is registered, if it is built.
-        provider: the execution provider.
-        optimized: whether the runtime may fuse and rearrange operators.
-
-    Raises:
-        EngineError: if the runtime lacks the provider, or refuses the model or the
-            kernel library.
-    """
+    """A model in ONNX Runtime, which keeps memory between runs; see ``release``."""
 
     name = "onnxruntime"
 
     def __init__(
         self,
-        model: Path | bytes,
+        model: Path | bytes,  # path of `model.onnx`, or the serialized model
         *,
-        threads: int = 0,
+        threads: int = 0,  # number of threads per operator; 0 for `usable_cores`
         fused: bool = True,
         provider: Provider = "cpu",
-        optimized: bool = True,
+        optimized: bool = True,  # whether the runtime may fuse and rearrange operators
     ) -> None:
         options = session_options(threads)
         if not optimized:
@@ -79,10 +63,7 @@ class OnnxRuntimeEngine:
         self._output_names = tuple(o.name for o in self._session.get_outputs())
 
     def run(
-        self,
-        inputs: Tensors,
-        stop: Stop | None = None,
-        outputs: Collection[str] | None = None,
+        self, inputs: Tensors, stop: Stop | None = None, outputs: Collection[str] | None = None
     ) -> dict[str, NDArray[np.generic]]:
         """Run the model once; see ``Engine.run``. A stop takes effect between two operators.
 
@@ -140,16 +121,7 @@ _SMALL_BYTES = 1024
 
 
 def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]:
-    """Return the path of each custom operator and form of a model: ``fused`` or ``portable``.
-
-    A form is fused only if all of its nodes are.
-
-    The runtime replaces a node by its portable body if no kernel is registered.
-    So the nodes that remain in its optimized graph run fused.
-
-    Raises:
-        EngineError: if the runtime refuses the model or the kernel library.
-    """
+    """Return the path of each custom operator and form of a model: ``fused`` or ``portable``."""
     bare = _without_weights(onnx.load(model, load_external_data=False))
     written = [node.op_type for node in _custom_nodes(bare)]
     if has_bfloat16(bare):
@@ -165,6 +137,8 @@ def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]
         options.optimized_model_filepath = str(optimized)
         session(bare.SerializeToString(), options, provider, fused=True)
         left = operators_in(onnx.load(optimized))
+    # The runtime replaces a node by its portable body if no kernel is registered. So the nodes that
+    # remain in its optimized graph run fused, and a form is fused if all of its nodes are.
     before = operators_in(bare)
     # Nodes of one form may differ in a number such as eps, which decides about the kernel as well.
     fused: dict[str, bool] = {}
@@ -197,17 +171,7 @@ _RUNS = 3
 def operator_shares(
     model: Path | bytes, inputs: Tensors, *, threads: int = 0, fused: bool = True
 ) -> dict[str, float]:
-    """Return the share of each operator type in the time of the fastest run, the largest first.
-
-    Args:
-        model: path of ``model.onnx``, or the serialized model.
-        inputs: the inputs of all runs; the first run is not counted.
-        threads: number of threads per operator; 0 for ``usable_cores``.
-        fused: whether the kernel library is registered, if it is built.
-
-    Raises:
-        EngineError: if the runtime refuses the model or the kernel library.
-    """
+    """Return the share of each operator type in the time of the fastest run, the largest first."""
     with tempfile.TemporaryDirectory() as folder:
         options = session_options(threads)
         options.enable_profiling = True

@@ -27,11 +27,7 @@ PACKAGES = (
 
 
 def check_package() -> None:
-    """Check that exactly one package of ONNX Runtime is installed.
-
-    Raises:
-        EngineError: if several packages or none are installed; the remedy is the command.
-    """
+    """Check that exactly one package of ONNX Runtime is installed."""
     found = [name for name in PACKAGES if _is_installed(name)]
     choice = f"{install_command('cpu')}, or with cuda in place of cpu for an NVIDIA GPU"
     if len(found) > 1:

@@ -31,22 +31,14 @@ Provider = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class ExecutionProvider:
-    """An execution provider.
-
-    Attributes:
-        name: its name in ONNX Runtime.
-        library: the library of its fused kernels, see ``aftplugins.RUNTIMES``.
-        options: its options.
-        arenas: the memory arenas of its sessions, as the run option that shrinks them takes them.
-        rewrite: the function that gives a model bodies for this provider, in place, and returns
-            whether it did; None if the bodies of the file serve it best.
-        needs_gpu: whether it runs on an NVIDIA GPU.
-    """
+    """An execution provider."""
 
     name: str
-    library: str
+    library: str  # library of its fused kernels, see `aftplugins.RUNTIMES`
     options: Mapping[str, str] = field(default_factory=dict)
-    arenas: str = "cpu:0"
+    arenas: str = "cpu:0"  # memory arenas, as the run option that shrinks them takes them
+    # function that gives a model bodies for this provider, in place, and returns whether it did;
+    # None if the bodies of the file serve it best
     rewrite: Callable[[onnx.ModelProto], bool] | None = None
     needs_gpu: bool = False
 
@@ -62,11 +54,7 @@ class ExecutionProvider:
         return aftplugins.library(self.library)
 
     def check(self) -> None:
-        """Check that it can run on this machine.
-
-        Raises:
-            EngineError: if ONNX Runtime lacks it, or there is no GPU.
-        """
+        """Check that it can run on this machine."""
         available = onnxruntime.get_available_providers()
         if self.name not in available:
             raise EngineError(
@@ -80,14 +68,7 @@ class ExecutionProvider:
             )
 
     def check_kernels(self, operators: Iterable[str]) -> None:
-        """Check that a GPU has kernels for operators, unless the user switched them off.
-
-        Args:
-            operators: the types of custom nodes.
-
-        Raises:
-            EngineError: if the kernel library is missing.
-        """
+        """Check that a GPU has kernels for operators, unless the user switched them off."""
         if not self.needs_gpu or self.kernels or _are_kernels_off():
             return
         without = {*ARITHMETIC_OPERATORS, *RECURRENT_OPERATORS}
@@ -106,12 +87,7 @@ class ExecutionProvider:
         return self.rewrite is not None and not _are_kernels_off() and self.rewrite(model)
 
     def rewritten(self, operators: Iterable[str], precision: str) -> list[str]:
-        """Return the operators of a bundle that run by bodies for this provider.
-
-        Args:
-            operators: the types of the bundle's custom nodes.
-            precision: the precision of the bundle.
-        """
+        """Return the operators of a bundle that run by bodies for this provider."""
         if self.rewrite is None or _are_kernels_off() or precision == "fp32":
             return []
         return sorted({operator_name(name) for name in operators} & ARITHMETIC_OPERATORS.keys())
@@ -129,14 +105,7 @@ _WEIGHT = 1
 
 
 def narrow_products(model: onnx.ModelProto) -> bool:
-    """Let every node whose precision allows it call a body with products of 16 bits.
-
-    Args:
-        model: a model whose nodes have bodies; it is changed in place.
-
-    Returns:
-        Whether there was such a node.
-    """
+    """Let nodes whose precision allows it call bodies with 16-bit products; return if any did."""
     types = _element_types(model.graph)
     bodies: dict[str, onnx.FunctionProto] = {}
     replaced: set[str] = set()

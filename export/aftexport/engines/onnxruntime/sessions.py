@@ -1,22 +1,25 @@
 """Sessions of ONNX Runtime: their options, the model that one loads, and its errors."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from aftexport.engines.aft_full_product import use_products
 from aftexport.engines.cast_graph import has_bfloat16, widen
-from aftexport.engines.explained_input import take_choice
 from aftexport.engines.onnxruntime.package import VERSION, native, onnxruntime
 from aftexport.engines.onnxruntime.providers import PROVIDERS, ExecutionProvider, Provider
 from aftexport.errors import EngineError, UsageError
 from aftexport.operators.domain import DOMAIN
 from aftexport.operators.portable_bodies import choose_kernels
-from aftexport.system.cores import usable_cores
+from aftexport.system.contract import EXPLAINED, largest
 from aftexport.system.onnx_files import read_model, without_links
+from aftexport.system.process import usable_cores
 
 _MAX_THREADS = 1024
 """Limit of threads: the runtime would start any number, whose stacks could fill the memory."""
@@ -27,14 +30,7 @@ _CUDA_REMEDY = "Install the NVIDIA driver, CUDA and cuDNN versions that onnxrunt
 
 
 def session_options(threads: int) -> onnxruntime.SessionOptions:
-    """Return the options of one ``session``.
-
-    Args:
-        threads: number of threads per operator; 0 for ``usable_cores``.
-
-    Raises:
-        UsageError: if there are more threads than ``_MAX_THREADS``.
-    """
+    """Return the options of one ``session``."""
     options = onnxruntime.SessionOptions()
     if threads > _MAX_THREADS:
         raise UsageError(
@@ -65,28 +61,13 @@ def _register(library: Path, options: onnxruntime.SessionOptions) -> None:
 
 def session(
     model: Path | bytes,
-    options: onnxruntime.SessionOptions,
+    options: onnxruntime.SessionOptions,  # result of `session_options`, for this session only
     provider: Provider = "cpu",
     *,
     fused: bool,
     takes_choice: bool = False,
 ) -> onnxruntime.InferenceSession:
-    """Load a model.
-
-    ONNX Runtime has no bfloat16 products on the CPU, so bfloat16 graphs run in float32.
-
-    Args:
-        model: path of ``model.onnx``, or the serialized model.
-        options: the result of ``session_options``, for this session only.
-        provider: the execution provider.
-        fused: whether the provider's kernel library is registered, if it is built, and the bodies
-            of the other operators become those for the provider.
-        takes_choice: whether a file's choice of the logits to explain becomes an input.
-
-    Raises:
-        EngineError: if the runtime lacks the provider, or refuses the model or the
-            kernel library.
-    """
+    """Load a model; bfloat16 graphs run in float32, as the CPU has no bfloat16 products."""
     chosen = PROVIDERS[provider]
     chosen.check()
     if kernels := chosen.kernels if fused else None:
@@ -127,30 +108,17 @@ _MAX_CONSTANT_BYTES = "optimization.constant_folding_max_output_size_in_bytes"
 
 @dataclass(frozen=True)
 class Adaptation:
-    """The changes of a model for a session.
+    """The changes of a model for a session."""
 
-    Attributes:
-        library: the name of the kernel library; None if there is none. The nodes that the kernels
-            do not take run by their bodies.
-        takes_choice: whether a file's choice of the logits to explain becomes an input.
-        provider: the execution provider whose bodies replace those of the file; None for those of
-            the file.
-    """
-
+    # name of the kernel library; None if there is none. The nodes that the kernels do not take run
+    # by their bodies
     library: str | None
-    takes_choice: bool
+    takes_choice: bool  # whether a file's choice of the logits to explain becomes an input
+    # execution provider whose bodies replace those of the file; None for those of the file
     provider: ExecutionProvider | None
 
     def choose_bodies(self, model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> bool:
-        """Give the nodes the names that the kernels take, and the others the provider's bodies.
-
-        Args:
-            model: the model, which is changed in place.
-            options: the options of the session, which compute constants of any size once.
-
-        Returns:
-            Whether the model had such nodes.
-        """
+        """Give the nodes the names that the kernels take, and the others the provider's bodies."""
         # Forms of new nodes get the names of kernels, and bodies for the provider keep theirs.
         is_cuda = self.library == PROVIDERS["cuda"].library
         has_products = is_cuda and use_products(model, PROVIDERS["cuda"].library)
@@ -165,13 +133,7 @@ class Adaptation:
 def session_source(
     model: Path | bytes, options: onnxruntime.SessionOptions, adaptation: Adaptation
 ) -> str | bytes:
-    """Return the path or the serialized model that a session loads.
-
-    Args:
-        model: path of ``model.onnx``, or the serialized model.
-        options: the options of the session, which get the folder of the weights.
-        adaptation: the changes of the model.
-    """
+    """Return the path or the serialized model that a session loads."""
     if isinstance(model, Path):
         return _adapted_file(model, options, adaptation)
     # Otherwise the runtime would look for files of weights in the current folder.
@@ -217,10 +179,8 @@ def _adapted_file(
 
 
 def _source(model: Path, options: onnxruntime.SessionOptions) -> str | bytes:
-    """Return the path, or the serialized model if the runtime cannot open the path.
-
-    The runtime only takes paths in UTF-8, and only weights within the model's folder.
-    """
+    """Return the path, or the serialized model if the runtime cannot open the path."""
+    # The runtime only takes paths in UTF-8, and only weights within the model's folder.
     path = str(model)
     try:
         path.encode()
@@ -269,3 +229,27 @@ def load_remedy(error: Exception) -> str:
     if "implementation" in text or (is_graph_fault(error) and "node" in text.lower()):
         return "Write the operator in this message in others, or in float32, and export again."
     return "Export it again."
+
+
+def take_choice(model: onnx.ModelProto) -> bool:
+    """Turn the constant ``EXPLAINED`` of a model into an input; return whether it has one."""
+    graph = model.graph
+    place = next((i for i, t in enumerate(graph.initializer) if t.name == EXPLAINED), None)
+    if place is None:
+        return False
+    del graph.initializer[place]
+    # In a file, the choice is a constant: other runtimes would require an input, and this one warns
+    # of an input that has an initializer.
+    # Without names of axes: the runtime may reuse the memory of values with equal names.
+    axes = [None, None]
+    graph.input.append(onnx.helper.make_tensor_value_info(EXPLAINED, onnx.TensorProto.INT64, axes))
+    return True
+
+
+def padded_choices(choices: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """Return the input for the choices of several documents, or for one choice for all of them."""
+    width = max(1, *map(len, choices))
+    padded = np.full((len(choices), width), largest(0))
+    for row, choice in zip(padded, choices, strict=True):
+        row[: len(choice)] = choice
+    return padded

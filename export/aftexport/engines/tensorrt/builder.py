@@ -15,8 +15,13 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from aftexport.engines.aft_full_product import use_products
-from aftexport.engines.tensorrt.plugin_library import plugins_loaded
-from aftexport.engines.tensorrt.runtimes import EXTRAS, LOGIT_TYPES, TensorRt, element
+from aftexport.engines.tensorrt.runtimes import (
+    EXTRAS,
+    LOGIT_TYPES,
+    TensorRt,
+    element,
+    plugins_loaded,
+)
 from aftexport.engines.tensorrt.settings import BuildSettings
 from aftexport.errors import EngineError, UsageError
 from aftexport.operators.domain import DOMAIN
@@ -34,17 +39,11 @@ _SMALLER = "Give a smaller --max-length, --max-batch or --workspace."
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """A serialized engine.
-
-    Attributes:
-        engine: the bytes that the runtime loads.
-        types: element type of each input and output of the network.
-        operators: ``plugin`` or ``portable`` for each custom operator.
-    """
+    """A serialized engine."""
 
     engine: bytes
     types: Mapping[str, str]
-    operators: Mapping[str, str]
+    operators: Mapping[str, str]  # `plugin` or `portable` for each custom operator
 
 
 def build(
@@ -53,27 +52,11 @@ def build(
     settings: BuildSettings,
     *,
     precision: str,
-    plugins: Path | None = None,
-    timing_cache: Path | None = None,
-    progress: Progress = lambda phase, done, total: None,
+    plugins: Path | None = None,  # becomes part of the engine; None for the portable bodies
+    timing_cache: Path | None = None,  # is read if it exists, and written back
+    progress: Progress = lambda phase, done, total: None,  # an exception from it ends the build
 ) -> BuiltEngine:
-    """Build an engine.
-
-    Args:
-        trt: the runtime that builds the engine, and later runs it.
-        model: path of ``model.onnx``.
-        settings: lengths, batches and GPUs of the engine.
-        precision: precision of the exported graph.
-        plugins: the plugin library, which becomes part of the engine; None for the
-            portable bodies.
-        timing_cache: file of kernel timings, which is read if it exists and written back.
-        progress: callback for the phases; an exception from it ends the build.
-
-    Raises:
-        UsageError: if the settings do not fit the model.
-        EngineError: if the parser or the builder refuses the model, or the types of the
-            network do not match ``precision``.
-    """
+    """Build an engine; raise UsageError or EngineError if settings, model or types do not fit."""
     module = trt.module
     builder = module.Builder(trt.logger)
     with plugins_loaded(trt, plugins):
@@ -119,9 +102,6 @@ def check_types(title: str, types: Mapping[str, str], precision: str) -> None:
     """Check the types of an engine or a network against the precision.
 
     A builder that ignores a precision does not report it.
-
-    Raises:
-        EngineError: if a type differs.
     """
     for name, actual in types.items():
         expected = _INPUT_TYPES.get(name, LOGIT_TYPES[precision])
@@ -178,7 +158,7 @@ def _parse(
 def _prepare(trt: TensorRt) -> Callable[..., onnx.ModelProto]:
     """Return ``prepare_graph``, whose library only builds need."""
     try:
-        from aftexport.engines.tensorrt.graph.prepare import prepare_graph
+        from aftexport.engines.tensorrt.graph_rewrites import prepare_graph
     except ModuleNotFoundError as error:
         raise EngineError(
             f"{error.name} is not installed.", f"Run: {install_command(EXTRAS[trt.name])}"

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from aftexport.engines import RunStoppedError, Stop, Tensors
 from aftexport.engines.cuda import Graph, Memory, Pinned, Stream
-from aftexport.engines.tensorrt.plugin_library import deserialize
-from aftexport.engines.tensorrt.runtimes import TensorRt, element, load
+from aftexport.engines.tensorrt.runtimes import TensorRt, deserialize, element, load
 from aftexport.engines.tensorrt.settings import RuntimeName
 from aftexport.errors import EngineError
 from aftexport.system.contract import AXES, LENGTHS, main_input
@@ -23,13 +22,9 @@ _MAX_BUCKETS = 32
 
 @dataclass(frozen=True)
 class Profile:
-    """The documents and tokens that an optimization profile accepts.
+    """The documents and tokens that an optimization profile accepts."""
 
-    Attributes:
-        shortest, best, longest: ``(batch, tokens)``.
-    """
-
-    shortest: tuple[int, int]
+    shortest: tuple[int, int]  # `(batch, tokens)`
     best: tuple[int, int]
     longest: tuple[int, int]
 
@@ -40,13 +35,7 @@ class Profile:
 
 
 def choose_profile(profiles: Sequence[Profile], batch: int, tokens: int) -> int:
-    """Return the index of the profile that accepts the shape and has the nearest best length.
-
-    The distance of lengths is their ratio.
-
-    Raises:
-        EngineError: if no profile accepts the shape.
-    """
+    """Return the index of the fitting profile whose best length is nearest, by the ratio."""
     fitting = [i for i, profile in enumerate(profiles) if profile.can_take(batch, tokens)]
     if not fitting:
         ranges = " or ".join(
@@ -72,12 +61,7 @@ def bucket(tokens: int, longest: int) -> int:
 
 
 def without_padding(outputs: Tensors, tokens: int) -> dict[str, NDArray[np.generic]]:
-    """Return outputs without the rows of a bucket's padding.
-
-    Args:
-        outputs: outputs ``[batch, width]``, or ``[batch, padded tokens, width]``.
-        tokens: the number of tokens of the batch.
-    """
+    """Return ``[batch, width]`` or ``[batch, tokens, width]`` outputs without padded tokens."""
     return {name: x[:, :tokens] if x.ndim == 3 else x for name, x in outputs.items()}
 
 
@@ -95,20 +79,7 @@ class TensorrtEngine:
 
     If the model takes ``lengths``, a batch is padded to the next bucket. The work of a bucket
     is recorded as a CUDA graph on its second use. TensorRT-RTX records graphs itself, and
-    compiles its kernels on first use.
-
-    Args:
-        serialized: the engine. It may contain the plugins' code, so load engines only from
-            trusted bundles.
-        runtime: the runtime that built the engine.
-        uses_plugins: whether an operator runs by a plugin, see ``EngineRecord``.
-
-    Attributes:
-        types: element type of each input and output of the engine.
-        profiles: the shapes that the engine accepts.
-
-    Raises:
-        EngineError: if the runtime is absent or refuses the engine, or there is no GPU.
+    compiles its kernels on first use. EngineError is raised without the runtime or a GPU.
     """
 
     name = "tensorrt"
@@ -157,10 +128,7 @@ class TensorrtEngine:
         return max(profile.longest[0] for profile in self.profiles)
 
     def run(
-        self,
-        inputs: Tensors,
-        stop: Stop | None = None,
-        outputs: Collection[str] | None = None,
+        self, inputs: Tensors, stop: Stop | None = None, outputs: Collection[str] | None = None
     ) -> dict[str, NDArray[np.generic]]:
         """Run the model once; see ``Engine.run``. All outputs are computed.
 
@@ -252,10 +220,7 @@ class TensorrtEngine:
             self._buckets.popitem(last=False)
         # A graph holds the state of its context, so each graph has its own context.
         context = self._context(profile)
-        shapes: dict[str, tuple[int, ...]] = {
-            self._main: (batch, tokens, *self._features),
-            LENGTHS: (batch,),
-        }
+        shapes = self._input_shapes(batch, tokens)
         for name in self.input_names:
             if not context.set_input_shape(name, shapes[name]):
                 raise self._failure(f"refuses {name} of shape {shapes[name]}")
@@ -311,13 +276,13 @@ class TensorrtEngine:
         widths = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}
         return int(np.prod(shape)) * widths[self.types[name]]
 
+    def _input_shapes(self, batch: int, tokens: int) -> dict[str, tuple[int, ...]]:
+        return {self._main: (batch, tokens, *self._features), LENGTHS: (batch,)}
+
     def _bytes(self, name: str) -> int:
         """Return the maximum size of a tensor in bytes."""
         batch, tokens = self.max_batch, self.max_tokens
-        shapes: dict[str, tuple[int, ...]] = {
-            self._main: (batch, tokens, *self._features),
-            LENGTHS: (batch,),
-        }
+        shapes = self._input_shapes(batch, tokens)
         if name not in shapes:
             *axes, width = self._engine.get_tensor_shape(name)
             shapes[name] = (batch, *([tokens] if len(axes) == 2 else []), int(width))

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Literal, Self
 
 import filelock
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from aftexport.engines.cuda import Device
 from aftexport.engines.tensorrt.builder import BuiltEngine
-from aftexport.engines.tensorrt.plugin_library import REBUILD
-from aftexport.engines.tensorrt.runtimes import TITLES
+from aftexport.engines.tensorrt.runtimes import REBUILD, TITLES
 from aftexport.engines.tensorrt.settings import BuildSettings, Count, RuntimeName
 from aftexport.errors import EngineError
 from aftexport.system.files import aside_folder, move_into_place, sha256, sha256_of
+from aftexport.system.validation import StrictModel
 
 MAX_ENGINE_BYTES = 1 << 37
 """Limit of an engine, at least the memory of any GPU; an engine must fit into GPU memory."""
@@ -27,55 +27,35 @@ MAX_RECORD_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class EngineRequirements:
-    """The requirements of this machine on an engine for one model.
-
-    Attributes:
-        version: version of the runtime.
-        device: the GPU; None if there is no GPU.
-        settings: lengths, batches and GPUs of the engine.
-        precision: precision of the graph.
-        model: sha256 of ``model.onnx``.
-        plugins: sha256 of the plugin library; None if the library is not built or has no
-            kernels for the GPUs.
-    """
+    """The requirements of this machine on an engine for one model."""
 
     version: str
-    device: Device | None
+    device: Device | None  # GPU; None if there is no GPU
+    settings: BuildSettings
+    precision: str
+    model: str  # sha256 of `model.onnx`
+    # sha256 of the plugin library; None if the library is not built or has no kernels for the GPUs
+    plugins: str | None
+
+
+class EngineRecord(StrictModel):
+    """The record of an engine: the ``EngineRequirements`` of its build, and the result."""
+
+    runtime: RuntimeName  # runtime that built the engine; only this version loads it
+    version: str
+    gpu: str | None  # name of the GPU of the build; None for a portable engine
+    capability: Count | None  # compute capability of that GPU times 10, 90 for 9.0
+    # see `EngineRequirements`; the engine should contain its plugins, see `runtimes.deserialize`
     settings: BuildSettings
     precision: str
     model: str
     plugins: str | None
-
-
-class EngineRecord(BaseModel):
-    """The record of an engine: the ``EngineRequirements`` of its build, and the result.
-
-    Attributes:
-        runtime, version: the runtime that built the engine; only this version loads it.
-        gpu: name of the GPU of the build; None for a portable engine.
-        capability: compute capability of that GPU times 10, 90 for 9.0.
-        settings, precision, model, plugins: see ``EngineRequirements``; the engine should contain
-            its plugins, see ``deserialization``.
-        types: element types of inputs and outputs, by name.
-        operators: ``plugin`` or ``portable`` for each custom operator.
-        parity: state of the comparison with PyTorch, which needs a GPU.
-        sha256: digest of the engine's bytes.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    runtime: RuntimeName
-    version: str
-    gpu: str | None
-    capability: Count | None
-    settings: BuildSettings
-    precision: str
-    model: str
-    plugins: str | None
-    types: dict[str, str]
+    types: dict[str, str]  # element types of inputs and outputs, by name
+    # `plugin` or `portable` for each custom operator
     operators: dict[str, Literal["plugin", "portable"]]
+    # state of the comparison with PyTorch, which needs a GPU
     parity: Literal["checked", "deferred"]
-    sha256: str
+    sha256: str  # digest of the engine's bytes
 
     @property
     def uses_plugins(self) -> bool:
@@ -137,11 +117,7 @@ class EngineFile:
     record: Path
 
     def read(self, wanted: EngineRequirements) -> tuple[bytes, EngineRecord]:
-        """Return an engine that may be used here, and its record.
-
-        Raises:
-            EngineError: if the engine is absent, damaged, or does not fit ``wanted``.
-        """
+        """Return the engine and its record; raise EngineError if it must not be used here."""
         record = self.read_record()
         if reason := record.misfit(wanted):
             raise EngineError(f"{self.engine} is not used: {reason}.", REBUILD)
@@ -157,11 +133,7 @@ class EngineFile:
         return content, record
 
     def read_record(self) -> EngineRecord:
-        """Return the record of the engine.
-
-        Raises:
-            EngineError: if the record is absent or invalid.
-        """
+        """Return the record of the engine; raise EngineError if the record is absent or invalid."""
         try:
             _check_file(self.record, MAX_RECORD_BYTES)
             return EngineRecord.model_validate_json(self.record.read_text("utf-8"))
@@ -191,11 +163,7 @@ VARIABLE = "AFTEXPORT_CACHE"
 
 @dataclass(frozen=True)
 class EngineCache:
-    """The engines of one model, each in a folder that is named for its runtime and GPU.
-
-    Attributes:
-        folder: the folder of the model.
-    """
+    """The engines of one model, each in a folder that is named for its runtime and GPU."""
 
     folder: Path
 
@@ -211,15 +179,7 @@ class EngineCache:
 
     @contextmanager
     def locked(self, wanted: EngineRequirements, wait: Callable[[], None]) -> Iterator[None]:
-        """Hold the lock under which only one process builds an engine.
-
-        Args:
-            wanted: the engine.
-            wait: callback that is called once if another process is building the engine.
-
-        Raises:
-            EngineError: if the cache cannot be written.
-        """
+        """Hold the lock under which only one process builds an engine."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = filelock.FileLock(self.folder / f"{_key(wanted)}.lock")
@@ -239,11 +199,7 @@ class EngineCache:
             lock.release()
 
     def put(self, wanted: EngineRequirements, engine: bytes, record: EngineRecord) -> EngineFile:
-        """Store an engine; replace an earlier one only after the new one is complete.
-
-        Raises:
-            EngineError: if the cache cannot be written.
-        """
+        """Store an engine; replace an earlier one only after the new one is complete."""
         place = self.folder / _key(wanted)
         try:
             with aside_folder(place) as folder:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from annotated_types import Ge, Le, Len
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from aftexport.errors import UsageError
 from aftexport.system.contract import MAX_TOKENS
+from aftexport.system.validation import StrictModel
 
 MAX_COUNT = (1 << 31) - 1
 """The largest number in a bundle, because runtimes store sizes in 32 bits."""
@@ -34,46 +35,28 @@ RTX_DEFAULT = (80, 86, 89, 120)
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The user's options of an engine; None and empty select the default.
+    """The user's options of an engine; None and empty select the default."""
 
-    Attributes:
-        min_length, max_length: minimum and maximum tokens of a document.
-        opt_lengths: lengths to optimize for, one optimization profile for each.
-        max_batch: maximum number of documents in a run.
-        workspace_mib: maximum scratch memory of a layer on the GPU, in MiB.
-        compute_capabilities: the GPUs of a portable engine, 86 for 8.6.
-    """
-
-    min_length: int | None = None
-    opt_lengths: tuple[int, ...] = ()
+    min_length: int | None = None  # tokens of a document
+    opt_lengths: tuple[int, ...] = ()  # one optimization profile for each
     max_length: int | None = None
-    max_batch: int | None = None
-    workspace_mib: int | None = None
-    compute_capabilities: tuple[int, ...] = ()
+    max_batch: int | None = None  # maximum number of documents in a run
+    workspace_mib: int | None = None  # maximum scratch memory of a layer on the GPU, in MiB
+    compute_capabilities: tuple[int, ...] = ()  # GPUs of a portable engine, 86 for 8.6
 
 
-class BuildSettings(BaseModel):
-    """The complete settings of an engine.
+class BuildSettings(StrictModel):
+    """The complete settings of an engine."""
 
-    Attributes:
-        runtime: tensorrt, which builds on the GPU of the engine; tensorrt_rtx, which builds on
-            any machine.
-        min_length, max_length: minimum and maximum tokens of a document.
-        opt_lengths: lengths to optimize for, one optimization profile for each.
-        max_batch: maximum number of documents in a run.
-        workspace_mib: maximum scratch memory of a layer on the GPU, in MiB; None for TensorRT's
-            own limit.
-        compute_capabilities: the GPUs of a portable engine; empty for the GPU of the build.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
+    # tensorrt, which builds on the GPU of the engine; tensorrt_rtx, which builds on any machine
     runtime: RuntimeName
-    min_length: Length
-    opt_lengths: Annotated[tuple[Length, ...], Len(1)]
+    min_length: Length  # tokens of a document
+    opt_lengths: Annotated[tuple[Length, ...], Len(1)]  # one optimization profile for each
     max_length: Length
-    max_batch: Annotated[int, Ge(1), Le(_MAX_BATCH)]
+    max_batch: Annotated[int, Ge(1), Le(_MAX_BATCH)]  # maximum number of documents in a run
+    # maximum scratch memory of a layer on the GPU, in MiB; None for TensorRT's own limit
     workspace_mib: Count | None
+    # GPUs of a portable engine; empty for the GPU of the build
     compute_capabilities: tuple[Count, ...]
 
     @model_validator(mode="after")
@@ -87,11 +70,7 @@ class BuildSettings(BaseModel):
 
 
 def check_precision(to: str, precision: str) -> None:
-    """Check that engines support a precision.
-
-    Raises:
-        UsageError: if the precision is int8, which would need a graph of quantized types.
-    """
+    """Check that engines support a precision."""
     if precision not in PRECISIONS:
         raise UsageError(
             f"--precision must be one of {', '.join(PRECISIONS)} with --to {to}, got {precision}: "
@@ -103,17 +82,7 @@ def check_precision(to: str, precision: str) -> None:
 def build_settings(
     to: str, options: EngineOptions, *, precision: str, max_tokens: int | None
 ) -> BuildSettings:
-    """Return the user's options with defaults; refuse impossible settings before the build.
-
-    Args:
-        to: trt or trt-rtx.
-        options: the user's options.
-        precision: precision of the exported graph.
-        max_tokens: maximum tokens of the model; None for no bound.
-
-    Raises:
-        UsageError: if an option is invalid; the message names the option and the alternative.
-    """
+    """Return the options with defaults; raise UsageError for impossible ones before the build."""
     runtime = TARGETS[to]
     check_precision(to, precision)
     _check_sizes(options)

@@ -71,9 +71,7 @@ def observe_conditions(
 ) -> Iterator[None]:
     """Observe the guards that torch sets on sizes during the block, in all threads.
 
-    Args:
-        on_guard: a function of the environment, torch's prefix and the condition.
-        decide: a function that answers a condition that torch cannot decide; None leaves it open.
+    ``decide`` answers a condition that torch cannot decide, or leaves it open with None.
     """
     with _LOCK:  # the methods are shared by the whole process
         log, static = ShapeEnv._log_guard, ShapeEnv._maybe_evaluate_static

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.routing import Match
 
 from aftexport.errors import UsageError
-from aftexport.system.callables import import_callable
+from aftexport.system.arguments import import_callable
 from aftserve.adapter_names import ADAPTERS
 from aftserve.api.document_schemas import Describe
 from aftserve.api.error_responses import ErrorBody

@@ -132,11 +132,7 @@ def wrong_type(model: onnx.ModelProto) -> None:
     [(unknown_operator, "Telepathy"), (missing_body, "AftSimple"), (wrong_type, "type")],
 )
 def test_refused_graph_error_has_reason(
-    damage: Callable[[onnx.ModelProto], None],
-    said: str,
-    rtx: TensorRt,
-    model: Path,
-    tmp_path: Path,
+    damage: Callable[[onnx.ModelProto], None], said: str, rtx: TensorRt, model: Path, tmp_path: Path
 ) -> None:
     """The parser or the builder refuses the graph."""
     graph = onnx.load(model)
@@ -199,7 +195,7 @@ def test_the_network_is_read_by_name(rtx: TensorRt) -> None:
 def test_missing_graph_library_names_install_command(
     rtx: TensorRt, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if "tensorrt.graph" in name]:
+    for name in [name for name in sys.modules if "tensorrt.graph_rewrites" in name]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "onnx_graphsurgeon", None)
     with pytest.raises(EngineError, match="onnx_graphsurgeon is not installed") as caught:
@@ -215,9 +211,7 @@ def test_only_builds_import_graph_library() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_missing_runtime_names_install_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_runtime_names_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     load.cache_clear()
     with pytest.raises(EngineError) as caught:

@@ -47,7 +47,7 @@ _TYPES: dict[int, str] = {
     onnx.TensorProto.BFLOAT16: "TYPE_BF16",
 }
 _TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("aftexport.deploy.triton", "."),
+    loader=jinja2.PackageLoader("aftexport.deploy", "."),
     autoescape=False,  # the output is not HTML, and its values need no quoting
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
@@ -57,7 +57,7 @@ _TEMPLATES = jinja2.Environment(
 
 def write_repository(
     bundle: Bundle,
-    out: Path,
+    out: Path,  # repository, which may exist and contain other models
     *,
     name: str,
     mounted: str = MOUNTED,
@@ -70,24 +70,6 @@ def write_repository(
     A bundle that was exported to ONNX uses the backend onnxruntime on the CPU, with the fused
     kernels if they are built. Its model normalizes features. A bundle with an engine uses the
     backend tensorrt and the engine for the GPU of this machine. A missing engine is built.
-
-    Args:
-        bundle: the checked bundle.
-        out: the repository, which may exist and contain other models.
-        name: name of the model in the repository.
-        mounted: absolute path of the repository on Triton's machine, from which the kernels
-            are loaded.
-        max_batch: maximum number of documents in a run; an engine has its own maximum.
-        force: whether a model of the same name that aftexport wrote is replaced.
-        console: console for the progress.
-
-    Returns:
-        The model's folder.
-
-    Raises:
-        UsageError: if a name, a path or the bundle is invalid.
-        EngineError: if the engine is missing and cannot be built here.
-        ParityError: if the engine is outside tolerance.
     """
     folder = check_place(out, name, mounted, force)
     heads = bundle.manifest.heads
@@ -111,7 +93,7 @@ def write_repository(
         if TOKENIZER in bundle.files:
             shutil.copyfile(bundle.path / TOKENIZER, aside / TOKENIZER)
         graph = onnx.load(bundle.model_path, load_external_data=False).graph
-        config = _TEMPLATES.get_template(CONFIG).render(
+        config = _TEMPLATES.get_template("triton.pbtxt").render(
             version=__version__,
             name=name,
             inputs=[_tensor(value) for value in graph.input],
@@ -131,11 +113,7 @@ def write_repository(
 
 
 def check_place(out: Path, name: str, mounted: str, force: bool) -> Path:
-    """Return the folder of a model in a repository; see ``write_repository``.
-
-    Raises:
-        UsageError: if a name or a path is invalid, or existing files would be lost.
-    """
+    """Return the folder of a model in a repository; see ``write_repository``."""
     if not re.fullmatch(r"(/[\w.-]+)+", mounted, re.ASCII):
         raise UsageError(
             "--mounted must be an absolute path of letters, digits, '.', '_' and '-', got "
@@ -155,8 +133,7 @@ def check_place(out: Path, name: str, mounted: str, force: bool) -> Path:
         )
     if folder.is_symlink() or (folder.exists() and not _is_written_by_aftexport(folder)):
         raise UsageError(
-            f"{folder} exists and was not written by aftexport.",
-            "Choose another --name or --out.",
+            f"{folder} exists and was not written by aftexport.", "Choose another --name or --out."
         )
     if folder.exists() and not force:
         raise UsageError(

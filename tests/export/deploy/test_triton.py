@@ -1,6 +1,9 @@
 """The repository against Triton's schema, and run as Triton's backend would."""
 
 import shutil
+import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +12,21 @@ import onnx
 import onnxruntime
 import pytest
 import tiny_models
+import tritonclient.http as triton
 from bundles import changed_manifest, classes
-from commands import assert_refused, listing, run_here, without
+from commands import Capture, assert_refused, listing, run_here, without
 from input_models import FEATURES, MEAN, SCALE, feature_file
 from onnx import parser
 from rich.console import Console
+from servers import free_port
 from triton_schema import MODEL_CONFIG, parsed
 
 import aftplugins
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.features import Features
-from aftexport.deploy.triton import repository, start_command, write_repository
-from aftexport.deploy.triton.repository import add_normalization
+from aftexport.deploy import triton as repository
+from aftexport.deploy.triton import add_normalization, start_command, write_repository
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.engines.tensorrt.runtimes import load
 from aftexport.engines.tensorrt.settings import EngineOptions
 from aftexport.errors import EngineError, UsageError
@@ -31,10 +37,19 @@ from aftexport.pipeline.export import export
 @pytest.fixture(scope="module")
 def written(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model of a repository that is at its own path, as where Triton runs."""
-    out = tmp_path_factory.mktemp("repository")
-    return write_repository(
-        Bundle.open(bundle_folder), out, name="toy", mounted=str(out), console=Console()
-    )
+    return written_to(tmp_path_factory.mktemp("repository"), Bundle.open(bundle_folder))
+
+
+def written_to(out: Path, bundle: Bundle, **options: Any) -> Path:
+    options = {"name": "toy", "mounted": str(out), "console": Console(quiet=True)} | options
+    return write_repository(bundle, out, **options)
+
+
+def answer_like_pytorch(session: onnxruntime.InferenceSession, bundle: Bundle) -> None:
+    for case in bundle.golden():
+        if case.subject == "model":
+            [logits] = session.run(["logits"], dict(case.inputs))
+            np.testing.assert_allclose(logits, case.outputs["logits"], rtol=1e-4, atol=1e-4)
 
 
 def shape(tensor: Any) -> list[int]:
@@ -55,6 +70,12 @@ def test_configuration_matches_graph(written: Path, bundle_folder: Path) -> None
             name = MODEL_CONFIG.DataType.Name(tensor.data_type)
             assert name == types[onnx.TensorProto.DataType.Name(of_graph.elem_type)]
             assert tensor.dims  # Triton has no tensor without an axis
+    # Documents of different lengths run apart.
+    assert config.HasField("dynamic_batching")
+    assert not any(tensor.allow_ragged_batch for tensor in config.input)
+    queue = config.dynamic_batching.default_queue_policy
+    assert queue.max_queue_size > 0
+    assert queue.default_timeout_microseconds > 0
     labels = (written / config.output[0].label_filename).read_text("utf-8")
     assert tuple(labels.splitlines()) == tiny_models.LABELS
     assert (written / "1" / config.default_model_filename).is_file()
@@ -62,7 +83,7 @@ def test_configuration_matches_graph(written: Path, bundle_folder: Path) -> None
 
 def test_configuration_of_features_matches_graph(feature_bundle: Path, tmp_path: Path) -> None:
     bundle = Bundle.open(feature_bundle)
-    folder = write_repository(bundle, tmp_path, name="sensors", console=Console())
+    folder = written_to(tmp_path, bundle)
     config = parsed(folder)
     features, lengths = config.input
     data_types = MODEL_CONFIG.DataType
@@ -85,7 +106,7 @@ def test_model_normalizes_features(feature_bundle: Path, tmp_path: Path) -> None
     bundle = Bundle.open(feature_bundle)
     features = bundle.manifest.features
     assert features is not None
-    folder = write_repository(bundle, tmp_path, name="sensors", console=Console())
+    folder = written_to(tmp_path, bundle)
     whole, served = map(onnxruntime.InferenceSession, (bundle.model_path, folder / "1/model.onnx"))
     document = np.random.default_rng(0).normal(MEAN, SCALE, (33, FEATURES)).astype(np.float32)
     lengths = np.array([33])
@@ -97,18 +118,8 @@ def test_model_normalizes_features(feature_bundle: Path, tmp_path: Path) -> None
     assert np.abs(other - expected).max() > 0.01
 
 
-def test_documents_of_different_lengths_run_apart(written: Path) -> None:
-    config = parsed(written)
-    assert config.HasField("dynamic_batching")
-    assert not any(tensor.allow_ragged_batch for tensor in config.input)
-    queue = config.dynamic_batching.default_queue_policy
-    assert queue.max_queue_size > 0
-    assert queue.default_timeout_microseconds > 0
-
-
 needs_kernels = pytest.mark.skipif(
-    aftplugins.library("onnxruntime") is None,
-    reason=str(aftplugins.missing("onnxruntime")),
+    aftplugins.library("onnxruntime") is None, reason=str(aftplugins.missing("onnxruntime"))
 )
 
 
@@ -120,20 +131,14 @@ def test_kernels_take_every_setting(tmp_path: Path) -> None:
         labels=tiny_models.LABELS,
         check_parity=False,
     )
-    folder = write_repository(
-        bundle, tmp_path / "r", name="mixed", mounted=str(tmp_path / "r"), console=Console()
-    )
-    path = folder / "1" / "model.onnx"
+    path = written_to(tmp_path / "r", bundle) / "1" / "model.onnx"
     assert {"AftSimple_none", "EfficientAttention_scaling"} <= bundle.manifest.operators.keys()
     served = operators_in(onnx.load(path))
     assert (served["AftSimple"], served["EfficientAttention"]) == (3, 2)
     options = onnxruntime.SessionOptions()
     options.register_custom_ops_library(str(aftplugins.library("onnxruntime")))
     session = onnxruntime.InferenceSession(path, options)
-    for case in bundle.golden():
-        if case.subject == "model":
-            [logits] = session.run(["logits"], dict(case.inputs))
-            np.testing.assert_allclose(logits, case.outputs["logits"], rtol=1e-4, atol=1e-4)
+    answer_like_pytorch(session, bundle)
 
 
 @needs_kernels
@@ -144,10 +149,7 @@ def test_model_and_kernels_answer_like_pytorch(written: Path, bundle_folder: Pat
     options.register_custom_ops_library(library)
     options.enable_cpu_mem_arena = config.parameters["enable_mem_arena"].string_value != "0"
     session = onnxruntime.InferenceSession(written / "1" / "model.onnx", options)
-    for case in Bundle.open(bundle_folder).golden():
-        if case.subject == "model":
-            [logits] = session.run(["logits"], dict(case.inputs))
-            np.testing.assert_allclose(logits, case.outputs["logits"], rtol=1e-4, atol=1e-4)
+    answer_like_pytorch(session, Bundle.open(bundle_folder))
     # As the dynamic batcher puts together what has one length.
     ids = np.random.default_rng(0).integers(0, 250, (5, 33))
     [together] = session.run(["logits"], {"input_ids": ids, "lengths": np.full(5, 33)})
@@ -158,10 +160,7 @@ def test_model_and_kernels_answer_like_pytorch(written: Path, bundle_folder: Pat
 
 
 def test_model_file_and_bundle_agree(
-    checkpoint_file: Path,
-    bundle_folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    checkpoint_file: Path, bundle_folder: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     of_model, of_bundle = tmp_path / "a", tmp_path / "b"
     outcome = run_here([checkpoint_file, "--to", "triton", "--out", of_model], capsys)
@@ -178,15 +177,13 @@ def test_model_file_and_bundle_agree(
 def test_no_batching_allows_one_document(bundle_folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(bundle_folder, tmp_path / "m.bundle")
     bundle = Bundle.open(changed_manifest(copy, {"batching": False}))
-    folder = write_repository(bundle, tmp_path / "r", name="toy", console=Console())
+    folder = written_to(tmp_path / "r", bundle)
     assert parsed(folder).max_batch_size == 1
     with pytest.raises(UsageError, match="--max-batch must be 1 for a bundle exported with"):
-        write_repository(bundle, tmp_path / "q", name="toy", max_batch=2, console=Console())
+        written_to(tmp_path / "q", bundle, max_batch=2)
 
 
-def test_half_precision_is_said(
-    checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_half_precision_is_said(checkpoint_file: Path, tmp_path: Path, capsys: Capture) -> None:
     words = [checkpoint_file, "--to", "triton", "--precision", "fp16", "--max-batch", "3"]
     assert run_here([*words, "--out", tmp_path / "r"], capsys).code == 0
     config = parsed(tmp_path / "r" / "model")
@@ -199,7 +196,7 @@ def test_half_precision_is_said(
 
 def test_model_without_kernels_runs_bodies(
     bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("AFTEXPORT_PORTABLE", "1")
     outcome = run_here([bundle_folder, "--to", "triton", "--out", tmp_path / "r"], capsys)
@@ -211,7 +208,7 @@ def test_model_without_kernels_runs_bodies(
 
 
 def test_repository_keeps_other_models(
-    bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bundle_folder: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     words = [bundle_folder, "--to", "triton", "--out", tmp_path]
     assert run_here([*words, "--name", "a"], capsys).code == 0
@@ -225,9 +222,7 @@ def test_repository_keeps_other_models(
     assert listing(tmp_path) == before
 
 
-def test_foreign_files_stay(
-    bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_foreign_files_stay(bundle_folder: Path, tmp_path: Path, capsys: Capture) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "config.pbtxt").write_text('name: "theirs"\n')
@@ -253,7 +248,7 @@ def test_foreign_files_stay(
     ],
 )
 def test_options_of_something_else_are_refused(
-    words: list[str], said: str, bundle_folder: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, bundle_folder: Path, capsys: Capture
 ) -> None:
     outcome = run_here([bundle_folder, *words], capsys)
     assert outcome.code == 2
@@ -264,15 +259,11 @@ def test_label_of_two_lines_is_refused(bundle_copy: Path, tmp_path: Path) -> Non
     """Its second line would move the labels after it."""
     changed_manifest(bundle_copy, classes(["a\nb", "c", "d"]))
     with pytest.raises(UsageError, match=r"without line breaks for Triton, got 'a\\nb'"):
-        write_repository(
-            Bundle.open(bundle_copy), tmp_path / "r", name="a", mounted="/models", console=Console()
-        )
+        written_to(tmp_path / "r", Bundle.open(bundle_copy))
     assert not (tmp_path / "r").exists()
 
 
-def test_unsupported_engine_is_refused(
-    rtx_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unsupported_engine_is_refused(rtx_bundle: Path, tmp_path: Path, capsys: Capture) -> None:
     words = [rtx_bundle, "--to", "triton", "--out", tmp_path / "r"]
     assert_refused(run_here(words, capsys), "TensorRT-RTX", "--to trt")
     assert listing(tmp_path) == {}
@@ -286,7 +277,7 @@ def trt_bundle(checkpoint_file: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def test_unbuildable_engine_is_reported(
-    no_gpu: None, trt_bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    no_gpu: None, trt_bundle: Bundle, tmp_path: Path, capsys: Capture
 ) -> None:
     words = [trt_bundle.path, "--to", "triton", "--out", tmp_path / "r"]
     try:
@@ -319,7 +310,7 @@ def test_engine_of_features_expects_normalized(tmp_path: Path) -> None:
         factory="input_models:Sensors", feature_file=described, to="trt",
         out=tmp_path / "m.bundle", precision="fp16", engine=options,
     )  # fmt: skip
-    folder = write_repository(bundle, tmp_path / "r", name="a", console=Console(quiet=True))
+    folder = written_to(tmp_path / "r", bundle)
     assert shape(parsed(folder).input[0]) == [-1, -1, FEATURES]
     text = (folder / "config.pbtxt").read_text("utf-8")
     assert "# Send normalized features, (x - mean) / scale in float32: the engine" in text
@@ -327,7 +318,7 @@ def test_engine_of_features_expects_normalized(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("built_engine")
 def test_the_configuration_of_an_engine(trt_bundle: Bundle, tmp_path: Path) -> None:
-    folder = write_repository(trt_bundle, tmp_path, name="toy", console=Console(quiet=True))
+    folder = written_to(tmp_path, trt_bundle)
     config = parsed(folder)
     assert (config.backend, config.max_batch_size) == ("tensorrt", 3)
     [group] = config.instance_group
@@ -364,3 +355,70 @@ def test_inner_graphs_read_normalized_features(
         feeds = {"input_features": document, "chosen": np.array(chosen)}
         [found] = session.run(None, feeds)
         np.testing.assert_array_equal(found[0], sign * features.normalized(document[0]))
+
+
+SERVER = shutil.which("tritonserver")
+needs_triton = pytest.mark.skipif(
+    SERVER is None, reason="no tritonserver with the backend onnxruntime is on the PATH"
+)
+
+
+@pytest.fixture(scope="module")
+def client(written: Path) -> Iterator[triton.InferenceServerClient]:
+    out = written.parent
+    port = free_port()
+    words = [f"--model-repository={out}", f"--http-port={port}", "--http-address=127.0.0.1",
+             "--allow-grpc=false", "--allow-metrics=false"]  # fmt: skip
+    log = out.parent / "triton.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen([str(SERVER), *words], stdout=file, stderr=file)
+    client = triton.InferenceServerClient(f"127.0.0.1:{port}", concurrency=16)
+    try:
+        for _ in range(600):
+            assert process.poll() is None, log.read_text("utf-8")
+            try:
+                if client.is_model_ready("toy"):
+                    break
+            except ConnectionRefusedError:
+                time.sleep(0.1)
+        yield client
+    finally:
+        client.close()
+        process.terminate()
+        process.wait(60)
+
+
+def request(ids: np.ndarray, lengths: np.ndarray) -> list[triton.InferInput]:
+    feeds = {"input_ids": ids, "lengths": lengths[:, None]}
+    inputs = []
+    for name, array in feeds.items():
+        inputs.append(triton.InferInput(name, array.shape, "INT64"))
+        inputs[-1].set_data_from_numpy(array.astype(np.int64))
+    return inputs
+
+
+@needs_triton
+def test_the_golden_cases(client: triton.InferenceServerClient, bundle_folder: Path) -> None:
+    for case in Bundle.open(bundle_folder).golden():
+        if case.subject == "model":
+            inputs = request(case.inputs["input_ids"], case.inputs["lengths"])
+            answer = client.infer("toy", inputs)
+            np.testing.assert_allclose(answer.as_numpy("logits"), case.outputs["logits"], atol=1e-4)
+
+
+@needs_triton
+def test_documents_of_all_lengths_at_once(
+    client: triton.InferenceServerClient, bundle_folder: Path
+) -> None:
+    engine = OnnxRuntimeEngine(bundle_folder / "model.onnx")
+    draw = np.random.default_rng(0)
+    lengths = draw.choice([1, 7, 64, 64, 64, 200, 500], 200)
+    documents = [draw.integers(0, 250, (1, length)) for length in lengths]
+    waiting = [client.async_infer("toy", request(ids, np.array([ids.size]))) for ids in documents]
+    for ids, answer in zip(documents, waiting, strict=True):
+        alone = engine.run({"input_ids": ids, "lengths": np.array([ids.size])})["logits"]
+        logits = answer.get_result().as_numpy("logits")
+        np.testing.assert_allclose(logits, alone, rtol=1e-4, atol=1e-5)
+    [statistics] = client.get_inference_statistics("toy")["model_stats"]
+    assert statistics["inference_count"] >= 200
+    assert statistics["execution_count"] <= statistics["inference_count"]

@@ -30,24 +30,17 @@ _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True)
 class Span:
-    """The part of the PyTorch module that computes a tensor from other tensors.
+    """The part of the PyTorch module that computes a tensor from other tensors."""
 
-    Attributes:
-        modules: paths of the innermost modules, in order.
-        parameters: names of the used parameters and buffers.
-    """
-
-    modules: tuple[str, ...]
+    modules: tuple[str, ...]  # paths of the innermost modules, in order
     parameters: tuple[str, ...]
 
 
 class Program:
     """A captured program that runs in float64, whole or in part.
 
-    Args:
-        program: the result of ``lowering.to_onnx.decomposed``.
-        exact: parameters, buffers and constants as they were trained; those of the program
-            are rounded to its type.
+    ``exact`` has the parameters, buffers and constants as they were trained; those of the
+    program are rounded to its type.
     """
 
     def __init__(self, program: ExportedProgram, exact: Mapping[str, Tensor]) -> None:
@@ -72,11 +65,7 @@ class Program:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, manifest: Manifest) -> "Program":
-        """Capture a model again, as in the export.
-
-        Raises:
-            TraceError: if the model cannot be captured.
-        """
+        """Capture a model again, as in the export; raise TraceError if it cannot be captured."""
         if checkpoint.program is not None:
             program = decomposed(checkpoint.program, opset=manifest.opset)
             return cls(program, {**program.state_dict, **program.constants})
@@ -154,16 +143,9 @@ class Program:
         names: Collection[str],
         starts: Mapping[str, Array],
         *,
-        exact: bool = True,
+        exact: bool = True,  # whether the parameters are used as trained instead of rounded
     ) -> dict[str, Double]:
-        """Compute tensors in float64.
-
-        Args:
-            names: names of the tensors in the exported graph; tensors that are not
-                floating-point are left out.
-            starts: the model's inputs, and intermediate tensors that are used as they are.
-            exact: whether the parameters are used as trained instead of rounded.
-        """
+        """Compute floating-point tensors in float64 from ``starts``; leave out all others."""
         known = {
             self._nodes[name]: _widened(torch.from_numpy(np.array(value)))
             for name, value in starts.items()
@@ -231,7 +213,7 @@ class Program:
         def known(argument: Any) -> Any:
             if isinstance(argument, fx.Node):
                 return values[argument]
-            return argument if exact is None else _wide_type(argument)
+            return torch.float64 if exact is not None and argument in _NARROW else argument
 
         args: Any = fx.node.map_aggregate(node.args, known)
         kwargs: Any = fx.node.map_aggregate(node.kwargs, known)
@@ -241,10 +223,6 @@ class Program:
 def _widened(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _wide_type(argument: object) -> object:
-    return torch.float64 if argument in _NARROW else argument
 
 
 def _is_float(node: fx.Node) -> bool:

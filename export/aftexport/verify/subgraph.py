@@ -23,14 +23,8 @@ from aftexport.operators.torch_ops import expected_outputs
 class Subgraph:
     """A separate model that computes one tensor of a model from others.
 
-    Args:
-        model: the model with its weights.
-        target: name of the computed tensor.
-        starts: the starting tensors with their values; unneeded ones are left out.
-
-    Attributes:
-        model: the separate model, with an input for each needed tensor of ``starts``.
-        inputs: the values of the inputs.
+    ``model`` has an input for each tensor of ``starts`` that it needs, and ``inputs`` has their
+    values.
     """
 
     def __init__(self, model: onnx.ModelProto, target: str, starts: Mapping[str, Array]) -> None:
@@ -72,8 +66,11 @@ class Subgraph:
         return run_bodies(self.model, self.inputs)
 
     def run_defined(self) -> Array:
-        """Compute the tensor in float64; custom operators run as their definitions."""
-        return run_definitions(self.model, self.inputs)
+        """Compute the tensor in float64; custom operators run as their definitions in PyTorch."""
+        bare = onnx.ModelProto()
+        bare.CopyFrom(self.model)
+        del bare.functions[:]
+        return _run(bare, self.inputs, [_definition(name) for name in operators_in(self.model)])
 
     def in_float32(self) -> "Subgraph | None":
         """Return a copy with products in float32; None if all products already are."""
@@ -131,15 +128,6 @@ def run_bodies(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> Array:
     """Return the model's first output; custom operators run as their bodies."""
     # Inline the bodies, because the evaluator does not resolve their attribute references.
     return _run(onnx.inliner.inline_local_functions(model), inputs, [])
-
-
-def run_definitions(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> Array:
-    """Return the model's first output; custom operators run as their definitions in PyTorch."""
-    bare = onnx.ModelProto()
-    bare.CopyFrom(model)
-    del bare.functions[:]
-    own = [_definition(name) for name in operators_in(model)]
-    return _run(bare, inputs, own)
 
 
 def _run(model: onnx.ModelProto, inputs: Mapping[str, Array], own: list[type[OpRun]]) -> Array:

@@ -1,30 +1,28 @@
-"""Faults to plant in an exported model, and where and why each should be found."""
+"""A model of four mechanisms, faults to plant in it, and where and why each should be found."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
+import torch
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
+from torch import Tensor, nn
+
+from aftexport.nn import ClassifierConfig, EncoderLayer
+from aftexport.nn.classifier import MeanPooling
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Attributes:
-    name: what was done.
-    plant: does it to a model.
-    module: a path that must be among those blamed.
-    cause: kernel, precision or export.
-    finding: what the findings must mention.
-    fused: how the model is served.
-    """
+    """A change of a model, and the place and cause that a comparison must name."""
 
     name: str
     plant: Callable[[onnx.ModelProto], None]
-    module: str
-    cause: str
-    finding: str = ""
+    module: str  # a path that must be among those blamed
+    cause: str  # kernel, precision or export
+    finding: str = ""  # a part of the findings
     fused: bool = True
 
 
@@ -189,3 +187,33 @@ KERNEL = [
           "layers.0.attention.output", "kernel"),
 ]  # fmt: skip
 """Faults of kernels, written as bodies."""
+
+
+VOCABULARY, DIM, LABELS = 60, 16, 3
+MECHANISMS = ("aft_local", "efficient_attention", "fastformer", "dot_product_attention")
+
+
+class Mixed(nn.Module):
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = nn.Embedding(VOCABULARY, DIM)
+        self.layers = nn.ModuleList(EncoderLayer(config(name)) for name in MECHANISMS)
+        self.norm = nn.LayerNorm(DIM)
+        self.pooling = MeanPooling()
+        self.head = nn.Linear(DIM, LABELS)
+        for parameter in self.parameters():  # no two norms are alike
+            parameter.data += 0.1 * torch.randn_like(parameter)
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        for layer in self.layers:
+            x = layer(x, lengths)
+        return self.head(self.pooling(self.norm(x), lengths))
+
+
+def config(mechanism: str) -> ClassifierConfig:
+    return ClassifierConfig(
+        mechanism=mechanism, vocab_size=VOCABULARY, num_labels=LABELS, dim=DIM, num_heads=2,
+        ffn_dim=24, window=4,
+    )  # fmt: skip

@@ -1,6 +1,7 @@
-"""The search for the cause of an error: the kernel, the precision or the export.
+"""The comparison of every intermediate tensor with PyTorch, and the cause of the first large error.
 
-The operator in question runs again, isolated, on the inputs with which it was served:
+The cause is the kernel, the precision or the export. The operator in question runs again, isolated,
+on the inputs with which it was served:
 
     served   as it was served
     body     its portable body, in the precision of the graph
@@ -12,20 +13,131 @@ The operator in question runs again, isolated, on the inputs with which it was s
 Each run differs from the next in exactly one property, so the largest step gives the cause.
 """
 
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from aftexport.bundle.golden import Array
-from aftexport.engines.onnxruntime import Provider
+from aftexport.bundle.golden import Array, Case
+from aftexport.engines.cast_graph import has_bfloat16, widen
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider, operator_paths
+from aftexport.operators.domain import DOMAIN
 from aftexport.parity.comparison import Differences
-from aftexport.parity.layers import Blame
-from aftexport.verify.layers.subgraph import Subgraph
-from aftexport.verify.layers.torch_program import Program, Span
+from aftexport.parity.report import Blame, Layer, Layers
+from aftexport.system.onnx_files import MODEL, read_model, write_model
+from aftexport.verify.subgraph import Subgraph
+from aftexport.verify.torch_program import Program, Span
+
+
+def compare_layers(
+    path: Path,
+    program: Program,
+    case: Case,
+    *,
+    bound: float,
+    fused: bool = True,
+    provider: Provider = "cpu",
+) -> Layers:
+    """Compare every tensor of the served graph that PyTorch computes too."""
+    model = read_model(path)
+    if has_bfloat16(model):
+        widen(model)  # ONNX Runtime runs bfloat16 graphs in float32
+    names = [name for node in model.graph.node for name in node.output if name in program]
+    expected = program.run(names, case.inputs)
+    probe = _Probe(model, case.inputs, fused=fused, provider=provider)
+    observed, altered = probe.observe([name for name in names if name in expected])
+    counting = {name: program.counting(name, case.inputs) for name in observed}
+    paths = operator_paths(path, provider=provider) if fused else {}
+    producers = {name: node for node in model.graph.node for name in node.output}
+    layers = []
+    for name, value in observed.items():
+        node = producers[name]
+        error = Differences.between(value, expected[name], counting[name]).error
+        way = "standard operator"
+        if node.domain == DOMAIN:
+            way = "fused kernel" if paths.get(node.op_type) == "fused" else "portable body"
+        layers.append(
+            Layer(name, program.module(name), node.op_type, way, error, not error <= bound)
+        )
+    first = next((layer for layer in layers if layer.outside), None)
+    blame = None
+    if first is not None:
+        blame = find_blame(
+            model,
+            program,
+            {**case.inputs, **observed},
+            first.tensor,
+            path={layer.tensor: layer.path for layer in layers},
+            counting=counting,
+            bound=bound,
+            provider=provider,
+        )
+    unmatched = [
+        name
+        for node in model.graph.node
+        for name in node.output
+        if name not in program and not name.startswith("val_")
+    ]
+    return Layers(case.name, bound, layers, altered, unmatched, blame)
+
+
+class _Probe:
+    """An observer of the tensors inside a graph that runs as it is served."""
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        inputs: Mapping[str, Array],
+        *,
+        fused: bool,
+        provider: Provider,
+    ) -> None:
+        self._model = model
+        self._inputs = inputs
+        self._fused = fused
+        self._provider: Provider = provider
+        self._served = self._run([])
+
+    def observe(self, names: Sequence[str]) -> tuple[dict[str, Array], list[str]]:
+        """Return the tensors of these names in order, and the tensors that change the fusion.
+
+        An output cannot be fused away. If marking tensors as outputs changes the result, the
+        tensors are halved repeatedly until single tensors are left.
+        """
+        seen, altered = dict[str, Array](), list[str]()
+        left = [[name for name in names if name not in self._served]]
+        while left:
+            marked = left.pop()
+            tensors = self._run(marked)
+            is_same = all(
+                np.array_equal(tensors.pop(name), output, equal_nan=True)
+                for name, output in self._served.items()
+            )
+            if is_same or len(marked) == 1:
+                seen |= tensors
+                altered += [] if is_same else marked
+            else:
+                half = len(marked) // 2
+                left += [marked[half:], marked[:half]]
+        seen |= self._served
+        return {name: seen[name] for name in names}, altered
+
+    def _run(self, marked: Sequence[str]) -> dict[str, Array]:
+        model = onnx.ModelProto()
+        model.CopyFrom(self._model)
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in marked)
+        with tempfile.TemporaryDirectory() as folder:
+            write_model(Path(folder), model)
+            engine = OnnxRuntimeEngine(
+                Path(folder) / MODEL, fused=self._fused, provider=self._provider
+            )
+            return engine.run(self._inputs)
+
 
 _FAR = 10
 """Maximum difference of a correct kernel from the body, in multiples of the body's rounding."""
@@ -33,27 +145,18 @@ _FAR = 10
 
 @dataclass(frozen=True)
 class Steps:
-    """Errors between runs of one operator that differ in one thing each.
+    """Errors between runs of one operator that differ in one thing each."""
 
-    Attributes:
-        served_again: the tensor as it was observed, and the same run once more.
-        kernel: the fused kernel in float32, and the portable body.
-        kernel_precision: the fused kernel as served, and in float32.
-        body_precision: the portable body in the types of the graph, and in float64.
-        body: the body in float64, and the operator's definition.
-        definition: the definition, and PyTorch with the weights of the graph.
-        weight_precision: PyTorch with the weights of the graph, and with those that were trained.
-        torch_in_same_types: PyTorch in the types of the graph, and in float64; infinite if
-            PyTorch lacks an operator for them.
-    """
-
-    served_again: float
-    kernel: float
-    kernel_precision: float
-    body_precision: float
-    body: float
-    definition: float
+    served_again: float  # tensor as it was observed, and the same run once more
+    kernel: float  # fused kernel in float32, and the portable body
+    kernel_precision: float  # fused kernel as served, and in float32
+    body_precision: float  # portable body in the types of the graph, and in float64
+    body: float  # body in float64, and the operator's definition
+    definition: float  # definition, and PyTorch with the weights of the graph
+    # PyTorch with the weights of the graph, and with those that were trained
     weight_precision: float
+    # PyTorch in the types of the graph, and in float64; infinite if PyTorch lacks an operator for
+    # them
     torch_in_same_types: float
 
     def to_dict(self) -> dict[str, float]:
@@ -72,15 +175,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The cause of an error.
+    """The cause of an error."""
 
-    Attributes:
-        cause: ``export``, ``precision`` or ``kernel``.
-        loses_digits: whether the formula in the file loses digits that its types would keep.
-    """
-
-    cause: str
-    loses_digits: bool
+    cause: str  # `export`, `precision` or `kernel`
+    loses_digits: bool  # whether the formula in the file loses digits that its types would keep
 
 
 Mask = NDArray[np.bool_] | None
@@ -92,28 +190,18 @@ def find_blame(
     observed: Mapping[str, Array],
     first: str,
     *,
-    path: Mapping[str, str],
-    counting: Mapping[str, Mask],
+    path: Mapping[str, str],  # path of each tensor's operator, such as `fused kernel`
+    counting: Mapping[str, Mask],  # mask of the compared numbers of each tensor; None for all
     bound: float,
     provider: Provider = "cpu",
 ) -> Blame:
-    """Find the operator to blame for the first tensor out of tolerance, and the cause.
-
-    Args:
-        model: the graph as it is served.
-        program: PyTorch's side.
-        observed: the inputs, and every observed tensor.
-        first: the name of the first tensor that leaves tolerance.
-        path: the path of each tensor's operator, such as ``fused kernel``.
-        counting: mask of the compared numbers of each tensor; None for all.
-        bound: the tolerance.
-        provider: the execution provider that ran the graph.
-    """
+    """Find the operator to blame for the first tensor out of tolerance, and the cause."""
     suspects = {name: _own_error(program, observed, name, counting[name]) for name in path}
     names = list(path)
     earlier = names[: names.index(first) + 1]
     # An error may be small at its origin and grow in later operators.
-    tensor = max(reversed(earlier), key=lambda name: _ancestral(model, name, first, suspects))
+    origins = [name for name in earlier if name == first or _has_path(model, name, first)]
+    tensor = max(reversed(origins), key=lambda name: suspects[name])
     known = {name: value for name, value in observed.items() if name != tensor}
     runs = _Runs(
         subgraph=Subgraph(model, tensor, known),
@@ -222,12 +310,6 @@ def _own_error(program: Program, observed: Mapping[str, Array], name: str, count
     return Differences.between(observed[name], exact, counting).error
 
 
-def _ancestral(
-    model: onnx.ModelProto, name: str, first: str, suspects: Mapping[str, float]
-) -> float:
-    return suspects[name] if name == first or _has_path(model, name, first) else -1.0
-
-
 def _has_path(model: onnx.ModelProto, start: str, end: str) -> bool:
     reached = {start}
     for node in model.graph.node:
@@ -307,13 +389,7 @@ def _transposed(
 
 
 def judge(steps: Steps, bound: float, *, fused: bool) -> Verdict:
-    """Name the cause of an error: the one with the largest step.
-
-    Args:
-        steps: the steps that were measured.
-        bound: the tolerance.
-        fused: whether a fused kernel served the operator.
-    """
+    """Name the cause of an error: the one with the largest step."""
     kernel = max(steps.kernel, steps.served_again)
     # Two correct kernels differ by their rounding. If numbers overflow, they may lose
     # different ones.

@@ -3,20 +3,25 @@
 from pathlib import Path
 
 import engines
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_graphsurgeon as gs
 import pytest
 import tiny_models
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from sampling import any_case
 
 from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.engines.tensorrt.graph.network import Network
-from aftexport.engines.tensorrt.graph.prepare import (
+from aftexport.engines.tensorrt.graph_rewrites import (
+    MAX_SMALL_BYTES,
+    Network,
     fold_constants,
     infer_types,
+    is_small,
     name_plugins,
     prepare_graph,
     remove_idle_casts,
@@ -25,8 +30,9 @@ from aftexport.engines.tensorrt.graph.prepare import (
 from aftexport.errors import EngineError
 from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
-from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, operators_in
+from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION, operators_in
 from aftexport.operators.mechanisms import MECHANISMS
+from aftexport.operators.torch_ops import OPERATORS
 
 
 @pytest.mark.table(keep=0.3, by=any_case)
@@ -210,3 +216,166 @@ def test_fraction_of_size_is_kept() -> None:
     assert operators(model) == ["Shape", "Cast", "Mul", "Cast"]
     result = onnx.reference.ReferenceEvaluator(model).run(None, {"x": np.zeros(9, np.float32)})
     np.testing.assert_array_equal(result, [[4]])
+
+
+LARGE = np.arange(MAX_SMALL_BYTES // 4 + 16, dtype=np.float32).reshape(16, -1)
+
+
+BRANCH = """() => (float shaped) {
+    [node_inner] inner = Constant <value = float one {1}> ()
+    [node_empty] empty = Constant <value_ints : ints = []> ()
+    [node_shaped] shaped = Reshape (inner, empty)
+}"""
+EVERYTHING = f"""<
+    ir_version: 10, producer_name: "somebody", producer_version: "1.2", domain: "org.example",
+    opset_import: ["" : 20, "{DOMAIN}" : {VERSION}, "com.microsoft" : 1],
+    model_version: 7, doc_string: "the model"
+>
+everything (float[batch, ?, 16] query, float[batch, ?, 16] key, float[batch, ?, 16] value,
+            int64[batch] lengths, bool condition) => (float[batch, ?, ?] output)
+    <float[1] bias = {{1}}, float[batch, n, ?] product>
+{{
+    [attention] attention = {DOMAIN}.AftSimple <gate = "sigmoid"> (query, key, value, lengths)
+    [product] product = MatMul (attention, weight)
+    [sum] sum = Add (product, bias)
+    [chosen] chosen = If (condition) <then_branch = then {BRANCH}, else_branch = els {BRANCH}>
+    [output] output = Mul (sum, chosen)
+}}"""
+
+
+@pytest.fixture
+def everything() -> onnx.ModelProto:
+    """A model with everything that a library may lose."""
+    operator = OPERATORS["AftSimple"]
+    body = operator.function({a.name: str(a.default) for a in operator.settings}, 20)
+    body.value_info.append(helper.make_tensor_value_info("query_f", TensorProto.FLOAT, None))
+    model = onnx.parser.parse_model(EVERYTHING)
+    graph = model.graph
+    attention = graph.node[0]
+    attention.attribute.extend(helper.make_attribute(*pair) for pair in PLUGIN_ATTRIBUTES.items())
+    branches = [attribute.g for attribute in graph.node[3].attribute]
+    inner = [node for branch in branches for node in branch.node]
+    for part in (
+        body,
+        graph,
+        attention,
+        *graph.input,
+        *graph.value_info,
+        *graph.initializer,
+        *inner,
+    ):
+        part.doc_string = f"the {part.name}"
+        part.metadata_props.add(key="range", value=f"[-3, 4] of {part.name}")
+    model.functions.append(body)
+    graph.initializer.insert(0, numpy_helper.from_array(LARGE, "weight"))
+    graph.quantization_annotation.add(tensor_name="product")
+    helper.set_model_props(model, {"license": "Apache-2.0"})
+    return model
+
+
+def sorted_attributes(nodes: object) -> None:
+    for one in nodes:  # type: ignore[attr-defined]
+        ordered = sorted(one.attribute, key=lambda attribute: attribute.name)
+        del one.attribute[:]
+        one.attribute.extend(ordered)
+        for attribute in one.attribute:
+            sorted_attributes(attribute.g.node)
+
+
+def copied(everything: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(everything)
+    return copy
+
+
+def test_round_trip_loses_nothing(everything: onnx.ModelProto) -> None:
+    """Only the order of a node's attributes may change."""
+    back = Network(copied(everything)).to_model()
+    for one in (everything, back):
+        sorted_attributes(one.graph.node)
+    assert back.graph.node == everything.graph.node
+    assert back.graph == everything.graph
+    assert back.functions == everything.functions
+    assert back == everything
+
+
+def test_library_itself_loses_metadata(everything: onnx.ModelProto) -> None:
+    """A release that keeps it needs no ``_restore_nodes``."""
+    for attribute in everything.graph.node[3].attribute:
+        del attribute.g.node[1:]
+    back = gs.export_onnx(gs.import_onnx(copied(everything)))
+    assert back.functions[0].name == "AftSimple"
+    assert back.opset_import == everything.opset_import
+    assert not back.metadata_props
+    assert not back.graph.node[0].metadata_props
+
+
+def test_large_weights_are_references(everything: onnx.ModelProto) -> None:
+    network = Network(everything)
+    tensors = network.graph.tensors()
+    assert not is_small(tensors["weight"])
+    assert is_small(tensors["bias"])
+    assert gs.export_onnx(network.graph).ByteSize() < LARGE.nbytes / 10
+
+
+def test_renamed_weight_keeps_values(everything: onnx.ModelProto) -> None:
+    network = Network(everything)
+    network.graph.tensors()["weight"].name = "renamed"
+    weights = {tensor.name: tensor for tensor in network.to_model().graph.initializer}
+    assert weights.keys() == {"renamed", "bias"}
+    np.testing.assert_array_equal(numpy_helper.to_array(weights["renamed"]), LARGE)
+
+
+def test_unused_weights_leave(everything: onnx.ModelProto) -> None:
+    network = Network(everything)
+    product = next(node for node in network.graph.nodes if node.op == "MatMul")
+    product.inputs[1] = gs.Constant("small", np.ones((16, 2), ml_dtypes.bfloat16))
+    weights = {t.name: t.data_type for t in network.to_model().graph.initializer}
+    assert weights == {"small": TensorProto.BFLOAT16, "bias": TensorProto.FLOAT}
+
+
+def test_external_weights_stay_outside(everything: onnx.ModelProto, tmp_path: Path) -> None:
+    """A file of over 2 GiB is not read."""
+    onnx.save(
+        everything,
+        tmp_path / "model.onnx",
+        save_as_external_data=True,
+        location="data",
+        size_threshold=0,
+    )
+    with (tmp_path / "data").open("r+b") as file:
+        file.truncate(3 << 30)
+    written = onnx.load(tmp_path / "model.onnx", load_external_data=False)
+    huge = written.graph.initializer.add(name="huge", data_type=TensorProto.UINT8, dims=[5 << 29])
+    huge.data_location = TensorProto.EXTERNAL
+    huge.external_data.add(key="location", value="data")
+    huge.external_data.add(key="length", value=str(5 << 29))
+    written.graph.node.append(helper.make_node("Shape", ["huge"], ["size"]))
+    written.graph.output.append(helper.make_tensor_value_info("size", TensorProto.INT64, [1]))
+    network = Network(copied(written))
+    back = network.to_model()
+    assert len(back.SerializeToString()) < 100_000
+    by_name = {tensor.name: tensor for tensor in written.graph.initializer}
+    assert {tensor.name: tensor for tensor in back.graph.initializer} == by_name
+
+
+def test_new_function_and_domain_are_written(everything: onnx.ModelProto) -> None:
+    network = Network(everything)
+    value = gs.Variable("x")
+    doubled = gs.Variable("y")
+    nodes = [gs.Node("Add", inputs=[value, value], outputs=[doubled])]
+    network.graph.functions.append(
+        gs.Function("Double", "org.example", nodes, [value], [doubled], opset=20)
+    )
+    last = network.graph.nodes[-1]
+    result = gs.Variable("doubled", np.float32, last.outputs[0].shape)
+    network.graph.nodes.append(
+        gs.Node(
+            "Double", "double", inputs=[last.outputs[0]], outputs=[result], domain="org.example"
+        )
+    )
+    network.graph.outputs = [result]
+    back = network.to_model()
+    assert [function.name for function in back.functions] == ["AftSimple", "Double"]
+    assert "org.example" in {opset.domain for opset in back.opset_import}
+    onnx.checker.check_model(back)

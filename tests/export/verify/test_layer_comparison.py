@@ -1,5 +1,5 @@
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,19 @@ import onnx
 import pytest
 import torch
 from bundles import resealed
-from commands import run_here
+from commands import Capture, run_here
+from layer_faults import (
+    DIM,
+    EXPORT,
+    KERNEL,
+    LABELS,
+    PRECISION,
+    VOCABULARY,
+    Fault,
+    Mixed,
+    config,
+    rewrite,
+)
 from sampling import any_case
 from torch import Tensor, nn
 
@@ -20,12 +32,10 @@ from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import EncoderLayer
 from aftexport.parity import TOLERANCES
-from aftexport.verify.layers import compare
-from aftexport.verify.layers.compare import Layers, compare_layers
-from aftexport.verify.layers.torch_program import Program
-
-from .faults import EXPORT, KERNEL, PRECISION, Fault, rewrite
-from .mixed import DIM, LABELS, VOCABULARY, Mixed, config
+from aftexport.parity.report import Layers
+from aftexport.verify import layer_comparison as compare
+from aftexport.verify.layer_comparison import Steps, Verdict, compare_layers, judge
+from aftexport.verify.torch_program import Program
 
 needs_kernels = pytest.mark.skipif(
     aftplugins.library("onnxruntime") is None, reason="the fused kernels are not built"
@@ -187,7 +197,7 @@ def test_marks_changing_fusion_are_reported(mixed: Exported, tmp_path: Path) -> 
 
 
 def test_command_names_layer_and_cause(
-    bundle_copy: Path, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bundle_copy: Path, checkpoint_file: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     model = onnx.load(bundle_copy / "model.onnx")
     rewrite(model, "head.bias", lambda array: array + 1)
@@ -205,7 +215,7 @@ def test_command_names_layer_and_cause(
 
 
 def test_command_reports_all_within(
-    bundle_folder: Path, checkpoint_file: Path, capsys: pytest.CaptureFixture[str]
+    bundle_folder: Path, checkpoint_file: Path, capsys: Capture
 ) -> None:
     words = ["verify", bundle_folder, "--model", checkpoint_file, "--layers", "--portable"]
     outcome = run_here(words, capsys)
@@ -240,3 +250,56 @@ def test_formula_losing_digits_is_export_fault(tmp_path: Path) -> None:
     result.op_type = "Log"
     found = good.compare(model, tmp_path)
     check(found, Fault("formula", lambda _: None, "", "export", "The formula in the file"))
+
+
+BOUND = 1e-5
+CLEAN = Steps(
+    served_again=0.0,
+    kernel=1e-7,
+    kernel_precision=0.0,
+    body_precision=1e-7,
+    body=1e-15,
+    definition=1e-15,
+    weight_precision=0.0,
+    torch_in_same_types=1e-7,
+)
+CASES = {
+    "a broken kernel": ({"kernel": 1e-2}, True, "kernel", False),
+    "a kernel that varies": ({"served_again": 1e-3}, True, "kernel", False),
+    "a kernel as far as its rounding": (
+        {"kernel": 5e-2, "body_precision": 1e-2, "torch_in_same_types": 1e-2},
+        True,
+        "precision",
+        False,
+    ),
+    "int8 products": ({"kernel_precision": 1e-2}, True, "precision", False),
+    "float16 weights": ({"weight_precision": 1e-3}, False, "precision", False),
+    "a wrong weight": ({"definition": 1e-2}, True, "export", False),
+    "a wrong body": ({"body": 1e-2}, False, "export", False),
+    "a wrong body beside a kernel": (
+        {"body": 1e-2, "kernel_precision": 1e-3},
+        True,
+        "precision",
+        False,
+    ),
+    "a formula that loses digits": ({"body_precision": 1e-2}, False, "export", True),
+    "PyTorch loses them too": (
+        {"body_precision": 1e-2, "torch_in_same_types": 1e-2},
+        False,
+        "precision",
+        False,
+    ),
+    "PyTorch lacks the operator": (
+        {"body_precision": 1e-2, "torch_in_same_types": np.inf},
+        False,
+        "precision",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "fused", "cause", "loses"), CASES.values(), ids=CASES)
+def test_largest_step_names_the_cause(
+    changes: dict[str, float], fused: bool, cause: str, loses: bool
+) -> None:
+    assert judge(replace(CLEAN, **changes), BOUND, fused=fused) == Verdict(cause, loses)

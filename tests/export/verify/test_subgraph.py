@@ -2,6 +2,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import helper
 
@@ -9,7 +10,7 @@ from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.operators.schema import STATE_OUTPUT, OnnxOperator
 from aftexport.pipeline.golden_cases import _operator_inputs
-from aftexport.verify.layers.subgraph import Subgraph
+from aftexport.verify.subgraph import Subgraph
 
 OPSET = 20
 
@@ -59,14 +60,12 @@ def test_float64_body_is_definition(op_type: str) -> None:
 
 def test_subgraph_holds_only_needed_nodes() -> None:
     """It starts from the given tensors."""
-    a, b = (helper.make_tensor(name, 1, [1], [value]) for name, value in (("a", 2.0), ("b", 3.0)))
-    nodes = [
-        helper.make_node("Mul", ["x", "a"], ["y"]),
-        helper.make_node("Add", ["y", "b"], ["z"]),
-        helper.make_node("Sub", ["z", "y"], ["w"]),
-    ]
-    graph = helper.make_graph(nodes, "graph", [], [], [a, b])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : {OPSET}]>
+        graph (float[1] x) => (float[1] w) <float[1] a = {{2}}, float[1] b = {{3}}> {{
+            y = Mul (x, a)
+            z = Add (y, b)
+            w = Sub (z, y)
+        }}""")
     one = np.ones(1, np.float32)
     whole = Subgraph(model, "w", {"x": one})
     assert [node.op_type for node in whole.model.graph.node] == ["Mul", "Add", "Sub"]

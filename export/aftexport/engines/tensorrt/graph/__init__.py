@@ -1,1 +1,0 @@
-"""Graphs for TensorRT, prepared with onnx-graphsurgeon."""

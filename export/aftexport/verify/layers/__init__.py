@@ -1,1 +1,0 @@
-"""The comparison of two runs tensor by tensor, and the search for the cause of an error."""
