@@ -46,27 +46,21 @@ ENGINE_PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch
 def capture(
     model: nn.Module,
     *,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float32,  # the floating-point type of the exported parameters
+    # The maximum length of a document in tokens; None for ``MAX_TOKENS``. A lower maximum that
+    # torch.export reports takes its place if PyTorch itself refuses longer documents, as a table
+    # of positions does.
     max_tokens: int | None = None,
+    # The number of features of a token by ``--features``; None for the number that the module
+    # declares, or for token ids.
     num_features: int | None = None,
     extras: tuple[ExtraInput, ...] = (),
-    mask: bool = True,
+    mask: bool = True,  # whether a forward without ``lengths`` may get a mask
 ) -> ExportedProgram:
     """Capture a module whose forward takes token ids or features, and optionally their lengths.
 
     A forward that takes ``attention_mask`` and no ``lengths`` gets a mask of the lengths. If it
     cannot be captured with a mask, it is captured without one, for documents without padding.
-
-    Args:
-        model: the module, which stays unchanged: a copy is put in evaluation mode, cast and folded.
-        dtype: the floating-point type of the exported parameters.
-        max_tokens: the maximum length of a document in tokens; None for ``MAX_TOKENS``. A lower
-            maximum that torch.export reports takes its place if PyTorch itself refuses longer
-            documents, as a table of positions does.
-        num_features: the number of features of a token by ``--features``; None for the number that
-            the module declares, or for token ids.
-        extras: the extra inputs by ``--input``.
-        mask: whether a forward without ``lengths`` may get a mask.
 
     Raises:
         TraceError: if the forward signature differs, or the model cannot be
@@ -133,13 +127,7 @@ def _scripted(subject: str) -> TraceError:
 
 
 def prepared(model: nn.Module, dtype: torch.dtype, inputs: Collection[str]) -> nn.Module:
-    """Return a copy of a module in evaluation mode, cast and folded, with plain inputs.
-
-    Args:
-        model: the module.
-        dtype: the floating-point type of its parameters.
-        inputs: the names of its inputs; see ``with_plain_inputs``.
-    """
+    """Return a copy of a module in evaluation mode, cast and folded, with plain inputs."""
     model = with_plain_inputs(copied(model).eval().to(dtype), inputs)
     switch_off_caches(model)
     # A hook leaves the names of the parameters as they are, and a wrapper would change them.

@@ -26,9 +26,7 @@ from aftexport.system.contract import FEATURES, IDS, MAX_TOKENS
 class OneWayError(TraceError):
     """A model that torch.export captures up to a length, where it takes one branch only.
 
-    Attributes:
-        max_tokens: the length.
-        without_length: the same error, whose remedy does not name the length.
+    ``without_length`` is the same error, whose remedy does not name the length ``max_tokens``.
     """
 
     def __init__(self, problem: str, remedy: str, max_tokens: int) -> None:
@@ -40,14 +38,7 @@ class OneWayError(TraceError):
 def explain(
     model: nn.Module, inputs: ModelInputs, failures: Sequence[Failure], limit: int
 ) -> TraceError:
-    """Return the error that explains to the author of a model why it cannot be captured.
-
-    Args:
-        model: the module, in evaluation mode and with plain inputs.
-        inputs: its inputs.
-        failures: the failure of each attempt; the last one is the most specific.
-        limit: the requested maximum length of a document, in tokens.
-    """
+    """Return the error that explains to the author of a model why it cannot be captured."""
     first, *again = failures
     error, guard = (
         failures[-1].error,
@@ -81,9 +72,7 @@ def find_bound(
 ) -> int | None:
     """Return the maximum length that the model's own tables allow; None if it is unknown.
 
-    Args:
-        prepare: returns a new copy of the module; a forward may change the one that it runs in.
-        inputs, failures, limit: the arguments of ``explain``.
+    ``prepare`` returns a new copy of the module, since a forward may change the one it runs in.
     """
     bound = _max_tokens(failures, limit)
     beyond = bound + 2  # the last length can be one more than the bound
@@ -238,10 +227,7 @@ def _decisive_guard(
     A guard in one attempt only comes from the branch that torch was told to take, except for a
     branch of the model itself. The same condition may be written differently in both attempts.
 
-    Args:
-        guards: the guards of the attempt in which sizes are never 1.
-        retry_guards: the guards of the same model in the attempt in which sizes may be 1; empty
-            if there was no such attempt.
+    In the attempt of ``guards`` sizes are never 1, and in that of ``retry_guards`` they may be 1.
     """
     if not retry_guards:
         return next(iter([g for g in guards if _restricts(g)] or guards), None)
@@ -259,21 +245,14 @@ def _restricts(guard: ShapeGuard) -> bool:
 def remedy(
     model: nn.Module,
     complaint: str,
-    guard: ShapeGuard | None = None,
+    guard: ShapeGuard | None = None,  # the one of ``_decisive_guard``
     *,
     has_features: bool = False,
+    # The advice for unknown complaints.
     otherwise: str = "Write it in other operators; branches on values, .item() and .tolist() "
     "cannot be captured.",
 ) -> tuple[str, bool]:
-    """Return the advice for one failure, in the imperative, and whether a maximum length helps too.
-
-    Args:
-        model: the model that could not be captured.
-        complaint: the message of torch.export, or of the module itself.
-        guard: the decisive guard, see ``_decisive_guard``.
-        has_features: whether the model takes features instead of token ids.
-        otherwise: the advice for unknown complaints.
-    """
+    """Return the imperative advice for one failure, and whether a maximum length helps too."""
     if (
         advice := _advice_on_module(model, complaint, guard, has_features=has_features)
     ) is not None:

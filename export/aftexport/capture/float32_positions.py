@@ -51,9 +51,7 @@ _LOOKUPS = frozenset(("embedding", "gather", "index", "index_select"))
 def keep_positions_float32(program: ExportedProgram, module: nn.Module) -> None:
     """Compute positions, counts, lengths and cumulative sums of a 16-bit program in float32.
 
-    Args:
-        program: the captured program, which is changed in place.
-        module: the module before its cast, whose parameters and buffers have all their digits.
+    ``module`` is not cast yet, so that its parameters and buffers have all their digits.
     """
     exact = dict[str, Tensor](module.named_parameters(remove_duplicate=False))
     _Widener(program, exact | dict(module.named_buffers(remove_duplicate=False))).run()

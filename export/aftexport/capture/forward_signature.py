@@ -26,22 +26,15 @@ _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 @dataclass(frozen=True)
 class ForwardSignature:
-    """The arguments of a forward for the inputs of an exported model.
+    """The arguments of a forward for the inputs of an exported model."""
 
-    Attributes:
-        inputs: ``input_ids`` or ``input_features`` and, if the forward takes them or a mask of
-            padding, ``lengths``; then the extra inputs.
-        is_plain: whether these are its first parameters, by these names.
-        positional: the arguments by position, inputs or values of defaults.
-        keywords: parameters that are passed by name, with the input of each.
-        left_out: parameters of padding that stay at their defaults.
-    """
-
+    # ``input_ids`` or ``input_features`` and, if the forward takes them or a mask of padding,
+    # ``lengths``; then the extra inputs
     inputs: tuple[str, ...]
-    is_plain: bool
-    positional: tuple[Any, ...]
-    keywords: dict[str, str]
-    left_out: tuple[str, ...]
+    is_plain: bool  # whether these are its first parameters, by these names
+    positional: tuple[Any, ...]  # the arguments by position, inputs or values of defaults
+    keywords: dict[str, str]  # parameters that are passed by name, with the input of each
+    left_out: tuple[str, ...]  # parameters of padding that stay at their defaults
 
     @classmethod
     def of(
@@ -49,16 +42,12 @@ class ForwardSignature:
         forward: Callable[..., Any],
         *,
         features: bool = False,
+        # Whether a forward without ``lengths`` gets a mask as ``attention_mask``.
         mask: bool = True,
+        # The names of the extra inputs, which are parameters of the forward.
         extras: Sequence[str] = (),
     ) -> Self:
         """Read a forward's parameters: the tokens go to the parameter of that name, or the first.
-
-        Args:
-            forward: the forward of a module.
-            features: whether the tokens are features instead of ids.
-            mask: whether a forward without ``lengths`` gets a mask as ``attention_mask``.
-            extras: the names of the extra inputs, which are parameters of the forward.
 
         Raises:
             TraceError: if the forward needs other arguments.
@@ -187,10 +176,6 @@ def _by_position(fixed: list[inspect.Parameter], roles: dict[str, str]) -> tuple
 
 def with_plain_inputs(module: nn.Module, inputs: Collection[str]) -> nn.Module:
     """Return a module whose forward takes the inputs of an exported model, in their order.
-
-    Args:
-        module: a module in Python, which is returned itself if its forward is plain already.
-        inputs: the inputs of the exported model.
 
     Raises:
         TraceError: if its forward needs other arguments.

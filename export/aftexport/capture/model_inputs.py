@@ -13,16 +13,10 @@ from aftexport.system.contract import AXES, FEATURES, IDS, LENGTHS, MAX_FEATURES
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """The inputs of a module.
+    """The inputs of a module."""
 
-    Attributes:
-        names: the names of the inputs, one of ``contract.INPUTS`` and the extra inputs.
-        num_features: the number of features of a token; None for a model of token ids.
-        extras: the extra inputs.
-    """
-
-    names: tuple[str, ...]
-    num_features: int | None = None
+    names: tuple[str, ...]  # names of the inputs, one of ``contract.INPUTS`` and the extra inputs
+    num_features: int | None = None  # number of features of a token; None for a model of token ids
     extras: tuple[ExtraInput, ...] = ()
 
     @property
@@ -45,10 +39,8 @@ class ModelInputs:
 def features_of(module: nn.Module, asked: int | None = None) -> int | None:
     """Return the declared number of features of a token; None for a model of token ids.
 
-    Args:
-        module: the module, which declares it by its own ``num_features`` or that of its config,
-            unless its forward takes ``input_ids``.
-        asked: the number by ``--features`` or ``--feature-file``; None without them.
+    The module declares it by its own ``num_features`` or that of its config, unless its forward
+    takes ``input_ids``. ``asked`` is the number by ``--features`` or ``--feature-file``.
 
     Raises:
         UsageError: if the number is outside the bounds, or differs from the module's own.

@@ -32,9 +32,6 @@ def name_outputs(result: Any) -> Any:
 def named_tensors(result: Any) -> dict[str, Tensor]:
     """Return the tensors of a forward's result by the name of their output.
 
-    Args:
-        result: the result of a forward; one tensor has the name ``LOGITS``.
-
     Raises:
         TraceError: if it is neither a tensor nor tensors by name, or a name is not allowed.
     """

@@ -9,25 +9,16 @@ from aftexport.system.contract import main_input
 
 @dataclass(frozen=True)
 class InputSpec:
-    """The inputs of a model.
+    """The inputs of a model."""
 
-    Attributes:
-        names: ``input_ids`` (int64 ``[batch, tokens]``) or ``input_features`` (float32
-            ``[batch, tokens, features]``), and ``lengths`` (int64 ``[batch]``) if the model takes
-            it.
-        vocab_size: the number of ids; every id is below it. None for a model of features.
-        num_features: the number of features of a token; None for a model of ids.
-        embedding: the parameter with a row for each id; empty if there is none.
-        max_tokens: the maximum length of a document in tokens; None for no bound.
-        extras: the extra inputs, with the maximum of integers.
-    """
-
+    # ``input_ids`` (int64 ``[batch, tokens]``) or ``input_features`` (float32 ``[batch, tokens,
+    # features]``), and ``lengths`` (int64 ``[batch]``) if the model takes it
     names: tuple[str, ...]
-    vocab_size: int | None
-    num_features: int | None
-    embedding: str
-    max_tokens: int | None
-    extras: tuple[ExtraInput, ...] = ()
+    vocab_size: int | None  # the number of ids; every id is below it. None for a model of features
+    num_features: int | None  # the number of features of a token; None for a model of ids
+    embedding: str  # the parameter with a row for each id; empty if there is none
+    max_tokens: int | None  # the maximum length of a document in tokens; None for no bound
+    extras: tuple[ExtraInput, ...] = ()  # the extra inputs, with the maximum of integers
 
     @property
     def main(self) -> str:

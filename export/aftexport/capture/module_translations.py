@@ -38,20 +38,15 @@ class FunctionTranslation:
     """A function of transformers, known by its name and its parameters, and its translation.
 
     Several files of the library hold copies of one function.
-
-    Attributes:
-        name: the name of the function in the file of a model.
-        parameters: its first parameters.
-        replacement: a function of these parameters with the same result, in our operators.
-        has_loop: whether the function loops over tokens, so that torch.export cannot capture it.
-        place: the start of the name of the Python module that defines the function.
     """
 
-    name: str
+    name: str  # the name of the function in the file of a model
     parameters: tuple[str, ...]
+    # A function of these parameters with the same result, in our operators.
     replacement: Callable[..., Any]
+    # Whether the function loops over tokens, so that torch.export cannot capture it.
     has_loop: bool = True
-    place: str = _PLACE
+    place: str = _PLACE  # the start of the name of the Python module that defines the function
 
     def fits(self, function: Any) -> bool:
         """Return whether a function has the known place, version and parameters."""
@@ -244,11 +239,7 @@ _LOCK = threading.RLock()
 
 @contextmanager
 def translate_functions(model: nn.Module) -> Iterator[None]:
-    """Run known functions of a model, and those of ``exported_as``, in their form for an export.
-
-    Args:
-        model: the model, whose classes tell in which files of transformers to look.
-    """
+    """Run known functions of a model, and those of ``exported_as``, in their form for an export."""
     with _LOCK, export_forms():  # the files of the library are shared by the whole process
         places = [
             (space, translation.name, space[translation.name], translation)

@@ -18,17 +18,12 @@ from aftexport.system.internals.torch_operators import pytree
 
 @dataclass(frozen=True)
 class Range:
-    """The possible numbers of a tensor.
+    """The possible numbers of a tensor."""
 
-    Attributes:
-        low, high: the smallest and the largest number; infinite if unknown.
-        of_ids: whether the bounds depend on the number of ids.
-        are_ids: whether the numbers are ids themselves, possibly with constants among them.
-    """
-
-    low: float = -inf
+    low: float = -inf  # both infinite if unknown
     high: float = inf
-    of_ids: bool = False
+    of_ids: bool = False  # whether the bounds depend on the number of ids
+    # Whether the numbers are ids themselves, possibly with constants among them.
     are_ids: bool = False
 
     def joined(self, other: "Range") -> "Range":

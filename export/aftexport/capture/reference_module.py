@@ -20,15 +20,9 @@ class ReferenceModule(nn.Module):
     The first run chooses the first of these ways that succeeds: unchanged, with new tensors in
     float64; with the forward's casts to float32 replaced by float64; in float32.
 
-    Args:
-        module: the module, which is changed in place.
-        inputs: the names of its inputs; see ``with_plain_inputs``.
-
-    Attributes:
-        precision: ``float64`` or ``float32``, known after the first run.
-        reason: the error that led to float32; empty for float64.
-        casts_to_float32: whether the forward casts values of float64 to float32, known after the
-            first run. Such casts are part of the model, and its result then has errors of float32.
+    The first run sets ``precision``, ``float64`` or ``float32``, and ``reason``, the error that led
+    to float32. If ``casts_to_float32``, the forward casts values of float64 to float32: such casts
+    are part of the model, and its result then has errors of float32.
     """
 
     def __init__(self, module: nn.Module, inputs: Collection[str]) -> None:
@@ -42,11 +36,7 @@ class ReferenceModule(nn.Module):
         self._is_decided = False
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Run the module once.
-
-        Args:
-            inputs: ids or features and, if the module takes them, ``lengths``.
-        """
+        """Run the module once."""
         if self._is_decided:
             return self._run(*inputs)
         errors: list[Exception] = []

@@ -37,10 +37,7 @@ def trained_limits(module: nn.Module, trained: torch.dtype, current: torch.dtype
 
     Limits that the current type cannot hold stay those of the current type.
 
-    Args:
-        module: the module, whose forwards may have imported ``finfo`` by name.
-        trained: the type of the trained weights.
-        current: the type in which the forward runs during the block.
+    The forward runs in ``current`` during the block.
     """
     own, thread = torch.finfo, threading.get_ident()
     limits = _limits(trained, current)

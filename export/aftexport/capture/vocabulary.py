@@ -24,19 +24,12 @@ from aftexport.system.internals.torch_operators import HigherOrderOperator
 
 @dataclass(frozen=True)
 class _Lookup:
-    """A read of a table's rows by numbers computed from ids.
+    """A read of a table's rows by numbers computed from ids."""
 
-    Attributes:
-        table: the name of the table's node; None without a table, as for ``one_hot``.
-        rows: the number of rows.
-        index: the range of the numbers.
-        is_signed: whether negative numbers count rows from the end.
-    """
-
-    table: str | None
+    table: str | None  # the name of the table's node; None without a table, as for ``one_hot``
     rows: int
     index: Range
-    is_signed: bool
+    is_signed: bool  # whether negative numbers count rows from the end
 
     @property
     def fits(self) -> bool:
@@ -83,15 +76,11 @@ _GIVE = "give --vocab-size N, with every id below N"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The ids of a program.
+    """The ids of a program."""
 
-    Attributes:
-        size: the number of ids; every id is below it.
-        embedding: the name of the parameter with a row for each id, and of several the one with
-            the fewest rows; empty if there is none.
-    """
-
-    size: int
+    size: int  # the number of ids; every id is below it
+    # Name of the parameter with a row for each id, and of several the one with the fewest rows;
+    # empty if there is none.
     embedding: str
 
 
@@ -100,10 +89,7 @@ def read_vocabulary(
 ) -> Vocabulary:
     """Return the ids that a program accepts, by the tables in which it looks them up.
 
-    Args:
-        program: the captured program.
-        ids: the node of the input ``input_ids``.
-        vocab_size: the number of ids by ``--vocab-size``; None for the maximum.
+    ``vocab_size`` is the number of ids by ``--vocab-size``; None for the maximum.
 
     Raises:
         TraceError: if ``vocab_size`` is None and the maximum is unknown.
@@ -128,10 +114,7 @@ def read_vocabulary(
 def read_maximum(program: ExportedProgram, node: Node, extra: ExtraInput) -> int:
     """Return the largest integer that a program accepts for an extra input.
 
-    Args:
-        program: the captured program.
-        node: the node of the input.
-        extra: the input, with the maximum by ``--input``, or None for that of the tables.
+    ``extra`` has the maximum by ``--input``, or None for that of the tables.
 
     Raises:
         TraceError: if the maximum is not given and unknown.

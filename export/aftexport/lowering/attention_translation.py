@@ -17,11 +17,7 @@ from aftexport.system.internals.torch_translation import call_op
 
 
 def attention_translation(*, in_blocks: bool) -> Callable[..., Any]:
-    """Return the translation of the operator for torch.onnx.
-
-    Args:
-        in_blocks: whether causal attention runs in blocks of queries.
-    """
+    """Return the translation of the operator for torch.onnx."""
 
     def scaled_dot_product_attention(  # type: ignore[no-untyped-def]
         query,
@@ -116,11 +112,7 @@ def _causal_attention_in_blocks(
 ) -> Any:
     """Translate causal attention of scaled ``query [..., L, E]`` and ``key [..., E, S]``.
 
-    Args:
-        query, key: the scaled operands; the key is transposed.
-        value: ``[..., S, F]``.
-        rank: the number of axes of the operands.
-        element: their type.
+    ``value`` is ``[..., S, F]``, and ``rank`` the number of axes of each.
     """
     tokens = op.Shape(query, start=-2, end=-1)
     size = op.Max(op.Min(tokens, ints(BLOCK)), ints(1))

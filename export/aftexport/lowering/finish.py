@@ -18,12 +18,9 @@ def finish(
 ) -> onnx.ModelProto:
     """Fuse the layers around the attention, and attach portable bodies to all custom nodes.
 
-    Args:
-        lowered: the graph of ``lowering.to_onnx.lower``, which stays unchanged.
-        precision: fp16 for a float16 program; bf16 or int8 for the products inside kernels.
-        fuse: whether to replace the layers around the attention by operators, and sums over the
-            tokens by products. TensorRT fuses these itself, and the portable bodies would make it
-            multiply in float32.
+    The precision is fp16 for a float16 program, and bf16 or int8 for the products inside kernels.
+    Without ``fuse``, layers around the attention and sums over the tokens stay: TensorRT fuses
+    them itself, and the portable bodies would make it multiply in float32.
     """
     graph = ir.from_proto(lowered)
     if fuse:

@@ -24,23 +24,15 @@ MIN_HEAD_CHANNELS = 4
 
 @dataclass(frozen=True)
 class _Layer:
-    """The nodes of a pre-norm layer in an exported graph.
-
-    Attributes:
-        norm: the layer norm of the input.
-        queries, keys, output: the linear layers before and after the attention.
-        attention: the Fastformer node.
-        query_residual: the addition of the queries to the output.
-        residual: the addition of the layer's input, which is the last node.
-    """
+    """The nodes of a pre-norm layer in an exported graph."""
 
     norm: ir.Node
-    queries: match.Linear
+    queries: match.Linear  # the linear layers before and after the attention
     keys: match.Linear
     attention: ir.Node
     output: match.Linear
-    query_residual: ir.Node
-    residual: ir.Node
+    query_residual: ir.Node  # the addition of the queries to the output
+    residual: ir.Node  # the addition of the layer's input, which is the last node
 
     @property
     def nodes(self) -> list[ir.Node]:

@@ -56,12 +56,7 @@ _FILLS = (
 def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
     """Lower a captured program to ONNX with bare custom nodes.
 
-    Args:
-        program: the result of ``capture.capture``.
-        opset: the opset of the standard operators.
-
-    Returns:
-        The graph, with the shapes of intermediate values.
+    The graph has the shapes of intermediate values.
 
     Raises:
         UsageError: if the opset is outside ``file_format.OPSETS``.

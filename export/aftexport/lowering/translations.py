@@ -41,9 +41,7 @@ _AS_INPUTS = ("Squeeze", "Unsqueeze", "Gather", "Slice", "Add", "Mul", "Div", "M
 def translations(max_tokens: int = MAX_WHOLE_TOKENS) -> dict[Any, Callable[..., Any]]:
     """Return the translations for torch.onnx; a mechanism becomes one bare custom node.
 
-    Args:
-        max_tokens: the maximum tokens of a document. Causal attention of longer documents than
-            ``MAX_WHOLE_TOKENS`` runs in blocks of queries.
+    Causal attention of documents longer than ``MAX_WHOLE_TOKENS`` runs in blocks of queries.
     """
     attention = attention_translation(in_blocks=max_tokens > MAX_WHOLE_TOKENS)
     return (
@@ -155,9 +153,8 @@ def _upsample_linear1d(input, output_size, align_corners, scale_factors=None):  
 def _windows(x: Any, count: int) -> tuple[Any, Any, Any, Any]:
     """Split the last axis of ``x [..., L]`` into ``count`` windows of equal length, or 1 apart.
 
-    Returns:
-        Windows ``[..., count, width]``, a mask bool ``[count, width]`` of the positions inside a
-        window, and the starts and ends ``[count]`` of the windows.
+    Return ``[..., count, width]``, a mask bool ``[count, width]`` of the positions inside a window,
+    and the starts and ends ``[count]`` of the windows.
     """
     length = op.Shape(x, start=-1)
     starts = op.Div(op.Mul(length, constant(range(count))), constant([count]))
@@ -311,21 +308,13 @@ def _cut(terms: Any) -> tuple[Any, Any]:
 
 def _scan(
     element: ir.DataType,
-    terms: tuple[Any, ...],
+    terms: tuple[Any, ...],  # logarithms, or the largest logarithms and the rests of sums
     axis: int,
     state_shape: Any,
     *,
-    exclusive: bool = False,
+    exclusive: bool = False,  # whether a sum excludes its term
 ) -> tuple[_Sums, _Sums]:
-    """Return the total over ``axis``, and the sum up to each term, with or without the term.
-
-    Args:
-        element: the type of the terms.
-        terms: logarithms, or the largest logarithms and the rests of sums.
-        axis: the axis of the terms.
-        state_shape: the shape of a term.
-        exclusive: whether a sum excludes its term.
-    """
+    """Return the total over ``axis``, and the sum up to each term, with or without the term."""
     numbers = (ir.tensor(number, dtype=element) for number in (-math.inf, 0.0))
     start = [op.Expand(op.Constant(value=number), state_shape) for number in numbers]
     # onnxscript's own Scan has one output.

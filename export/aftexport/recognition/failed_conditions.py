@@ -33,11 +33,7 @@ _FACTORS = 2
 
 
 def failed_condition(subject: Subject) -> str | None:
-    """Return the condition that a weighted sum over tokens fails, None without such a sum.
-
-    Args:
-        subject: the value that is or has the sum.
-    """
+    """Return the condition that a weighted sum over tokens fails, None without such a sum."""
     factors = subject.formula.factors
     for total in sums(factors, 1.0):
         tokens = summed_tokens(subject, total)

@@ -66,9 +66,7 @@ def recognize(
 ) -> Recognition:
     """Replace the mechanisms of a graph in place, and return the result of the search.
 
-    Args:
-        model: the graph, normalized and without model-local functions.
-        progress: a callback with the number of nodes read, the number of all nodes and a label.
+    ``progress`` gets the number of nodes read, the number of all nodes and a label.
     """
     if not any(node.op_type in _WEIGHT_OPERATORS or _may_weigh(node) for node in model.graph):
         return Recognition(absence=NO_SUM)
@@ -360,9 +358,7 @@ class Cuts:
     def __init__(self, model: ir.Model, doubtful: Collection[ir.Node]) -> None:
         """Find those nodes, once for the whole graph.
 
-        Args:
-            model: the graph, in the order of execution.
-            doubtful: the nodes that may cut.
+        The ``doubtful`` nodes may cut.
         """
         self._doubtful = doubtful
         self._above: dict[ir.Value, frozenset[ir.Node]] = {}
@@ -374,12 +370,7 @@ class Cuts:
             self._above |= dict.fromkeys(node.outputs, above)
 
     def check(self, part: Part, ends: Iterable[ir.Value]) -> None:
-        """Raise NearMissFound if a part cuts, or reads both tensors that are cut and others.
-
-        Args:
-            part: the nodes that a rewrite replaces.
-            ends: the tensors that the part reads.
-        """
+        """Raise NearMissFound if a part cuts, or reads both tensors that are cut and others."""
         cuts = {node for node in part.nodes if node in self._doubtful}
         sets = {self._cuts_of(end) for end in ends}
         if len(sets) > 1:

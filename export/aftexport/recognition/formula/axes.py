@@ -21,19 +21,14 @@ _UNEVEN = "a reshape splits a dim unevenly"
 
 @dataclass(eq=False)
 class Axis:
-    """An index that a formula runs over.
-
-    Attributes:
-        sizes: the size in each probed run; an axis with one size in all of them is fixed.
-        parts: the axes that a reshape split it into, slowest first.
-        number: a number larger than that of any axis made before. Axes are sorted by it, so that
-            a graph is written in the same way each time.
-    """
+    """An index that a formula runs over."""
 
     splits: ClassVar[int] = 0
     """The number of axes split so far; results remembered before the last split may be invalid."""
-    sizes: Sizes
-    parts: "tuple[Axis, ...] | None" = None
+    sizes: Sizes  # the size in each probed run; an axis with one size in all of them is fixed
+    parts: "tuple[Axis, ...] | None" = None  # the axes that a reshape split it into, slowest first
+    # A number larger than that of any axis made before. Axes are sorted by it, so that a graph is
+    # written in the same way each time.
     number: int = field(default_factory=_numbers.__next__, init=False)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -49,17 +44,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class Part:
-    """The entries of a dim that are read.
+    """The entries of a dim that are read."""
 
-    Attributes:
-        axes: the axes of the part, none if it has one entry.
-        firsts: the number of entries before the part, in each run.
-        sizes: the number of entries of the part, in each run.
-    """
-
-    axes: tuple[Axis, ...]
-    firsts: Sizes
-    sizes: Sizes
+    axes: tuple[Axis, ...]  # the axes of the part, none if it has one entry
+    firsts: Sizes  # the number of entries before the part, in each run
+    sizes: Sizes  # the number of entries of the part, in each run
 
 
 Dims = tuple[tuple[Axis, ...], ...]

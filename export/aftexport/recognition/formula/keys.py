@@ -67,12 +67,7 @@ def _shortened(text: str) -> str:
 
 
 def compute_text(atom: Atom, names: Names) -> str:
-    """Return the text of an atom, whose children may be in memory.
-
-    Args:
-        atom: the atom.
-        names: the names of axes that it depends on.
-    """
+    """Return the text of an atom, whose children may be in memory."""
     if isinstance(atom, Sum | Max):
         return _text_of_reduction(atom, names)
     children = [_product(child, names) for child in atom.children]

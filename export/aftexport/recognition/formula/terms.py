@@ -19,12 +19,9 @@ NameAxes = Callable[[Iterable[Axis]], str]
 
 @dataclass(frozen=True, eq=False)
 class _AtomBase:
-    """The methods of an atom.
+    """The methods of an atom."""
 
-    Attributes:
-        memory: results computed for this atom, by the module that computes them.
-    """
-
+    # Results computed for this atom, by the module that computes them.
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -50,19 +47,12 @@ class _AtomBase:
     def rebuild(self, children: "Sequence[Product]", axes: Mapping[Axis, Axis]) -> Self:
         """Return the atom with other children and axes; sums and maxima keep their axes.
 
-        Args:
-            children: as many formulas as the atom has children.
-            axes: the new axis of each one that is renamed.
+        ``axes`` has the new axis of each one that is renamed.
         """
         raise NotImplementedError
 
     def text(self, children: Sequence[str], name: NameAxes) -> str:
-        """Return a text that is the same for equal atoms.
-
-        Args:
-            children: the text of each child.
-            name: the names of axes.
-        """
+        """Return a text that is the same for equal atoms."""
         raise NotImplementedError
 
 
@@ -169,13 +159,9 @@ class Exp(_AtomBase):
 
 @dataclass(frozen=True, eq=False)
 class _Reduction(_AtomBase):
-    """A reduction of ``body`` over axes.
+    """A reduction of ``body`` over axes."""
 
-    Attributes:
-        symbol: the name of the reduction in texts.
-    """
-
-    symbol: ClassVar[str]
+    symbol: ClassVar[str]  # the name of the reduction in texts
     axes: tuple[Axis, ...]
     body: "Product"
 
@@ -258,17 +244,12 @@ class CausalMask(_AtomBase):
 
 @dataclass(frozen=True, eq=False)
 class Window(_AtomBase):
-    """1 where the position on ``key`` is ``shift + sum step * position``, else 0.
+    """1 where the position on ``key`` is ``shift + sum step * position``, else 0."""
 
-    Attributes:
-        key: the axis that the window is on.
-        positions: axes with their steps, as the place of a window and the place within it.
-        shift: the offset of the first entry from the first place.
-    """
-
-    key: Axis
+    key: Axis  # the axis that the window is on
+    # Axes with their steps, as the place of a window and the place within it.
     positions: tuple[tuple[Axis, int], ...]
-    shift: int
+    shift: int  # the offset of the first entry from the first place
 
     @property
     def own_axes(self) -> tuple[Axis, ...]:

@@ -29,10 +29,7 @@ def evaluated(
 ) -> NDArray[np.float64] | None:
     """Return a formula of constants as an array, None if it depends on inputs.
 
-    Args:
-        product: the formula.
-        order: the dims of the array, of size 1 for an axis that the formula lacks.
-        probed: the probed values of the graph.
+    ``order`` gives the dims of the array, of size 1 for an axis that the formula lacks.
     """
     below = leaves(product)
     if any(map(depends_on_inputs, below)):

@@ -101,42 +101,25 @@ def match(subject: Subject) -> Rewrite | None:
 
 @dataclass(frozen=True)
 class Term:
-    """A sum over keys, of a window or of all.
-
-    Attributes:
-        total: the sum.
-        summed: the axis of the keys' positions.
-        inner: the summed factors that depend on the keys' positions.
-        outside: the other summed factors, and the factors of the sum.
-        window: the window, None for all keys.
-        causal: whether keys after the query's position are left out.
-    """
+    """A sum over keys, of a window or of all."""
 
     total: Sum
-    summed: Axis
-    inner: Product
-    outside: Product
-    window: Window | None
-    causal: bool
+    summed: Axis  # the axis of the keys' positions
+    inner: Product  # the summed factors that depend on the keys' positions
+    outside: Product  # the other summed factors, and the factors of the sum
+    window: Window | None  # None for all keys
+    causal: bool  # whether keys after the query's position are left out
 
 
 @dataclass(frozen=True)
 class WindowedSums:
-    """A numerator or denominator.
+    """A numerator or denominator."""
 
-    Attributes:
-        everywhere: the sum over all keys.
-        offsets: the offsets of the window's keys from the query, ascending.
-        weights: the weights ``a / c``, ``[channels ..., offsets]``.
-        common: the computed factors of all terms.
-        constants: the constant factors ``c`` of all terms.
-    """
-
-    everywhere: Term
-    offsets: tuple[int, ...]
-    weights: NDArray[np.float64]
-    common: Product
-    constants: Product
+    everywhere: Term  # the sum over all keys
+    offsets: tuple[int, ...]  # the offsets of the window's keys from the query, ascending
+    weights: NDArray[np.float64]  # the weights ``a / c``, ``[channels ..., offsets]``
+    common: Product  # the computed factors of all terms
+    constants: Product  # the constant factors ``c`` of all terms
 
 
 def parts(atom: Atom) -> tuple[Product, ...]:
@@ -277,12 +260,7 @@ def _rewrite(
 
 
 def _refuse_other_windows(subject: Subject, *, has_window: bool) -> None:
-    """Raise NearMissFound where numerator or denominator is not a sum over a window and all keys.
-
-    Args:
-        subject: the value.
-        has_window: whether one of the two is such a sum.
-    """
+    """Raise NearMissFound unless numerator and denominator sum over a window and all keys."""
     factors = subject.formula.factors
     mixed = [(atom, p) for atom, p in factors if _is_mixed(atom)]
     if {1.0, -1.0} <= {p for _, p in mixed}:

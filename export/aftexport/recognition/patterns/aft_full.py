@@ -19,12 +19,7 @@ from aftexport.recognition.patterns.pattern import (
 
 
 def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | None:
-    """Return the operator for a mean with any position bias.
-
-    Args:
-        mean: the mean.
-        bias: the position bias if it is a constant.
-    """
+    """Return the operator for a mean with any position bias, which ``bias`` is if constant."""
     gating = mean.gating
     if gating is None or not mean.biases.factors:
         return None

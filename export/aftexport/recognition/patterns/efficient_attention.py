@@ -75,18 +75,11 @@ def _rewrite(
     subject: Subject,
     operands: tuple[Product, Product, Product],
     roles: Roles,
+    # The axes of the keys' positions, and of the channels of query and key.
     bound: tuple[tuple[Axis, ...], tuple[Axis, ...]],
     scale: float,
 ) -> Rewrite:
-    """Return the operator.
-
-    Args:
-        subject: the value.
-        operands: the factors of query, key and value.
-        roles: the roles of the axes.
-        bound: the axes of the keys' positions, and of the channels of query and key.
-        scale: the number that multiplies the result.
-    """
+    """Return the operator."""
     query, key, value = operands
     summed, channels = bound
     query_logits, key_logits = logits_of(query), logits_of(key)

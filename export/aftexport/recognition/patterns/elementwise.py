@@ -22,14 +22,7 @@ def classified(
     """Return the name and the argument of the elementwise function that a factor is.
 
     The nodes that compute the factor are run on numbers that distinguish the functions.
-
-    Args:
-        subject: the value.
-        factor: a factor of the value.
-        functions: the known functions by name.
-
-    Returns:
-        None if the factor is none of the functions.
+    The result is None for any other function.
     """
     atom, exponent = factor
     value, dims = getattr(atom, "value", None), getattr(atom, "dims", ())

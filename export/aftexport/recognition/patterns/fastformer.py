@@ -62,23 +62,13 @@ from aftexport.recognition.patterns.pattern import (
 
 @dataclass(frozen=True)
 class _Pooling:
-    """A softmax over tokens of ``logits``, which pools factors.
-
-    Attributes:
-        logits: the logits.
-        mask: the conditions that multiply the exponentials, as a fill of logits with -inf does.
-        kept: the conditions that multiply the softmax, as a fill of weights with 0 does.
-        pooled: the other factors.
-        summed: the axis of the tokens.
-        formula: the result.
-        total: the sum of the exponentials.
-    """
+    """A softmax over tokens of ``logits``, which pools factors."""
 
     logits: Product
-    mask: Product
-    kept: Product
+    mask: Product  # conditions that multiply the exponentials, as a fill of logits with -inf does
+    kept: Product  # the conditions that multiply the softmax, as a fill of weights with 0 does
     pooled: Product
-    summed: Axis
+    summed: Axis  # the axis of the tokens
     formula: Product
     total: Sum
 
@@ -340,13 +330,7 @@ MAX_FILL = -1e4
 
 
 def additive_terms(subject: Subject, logits: Product, mask: Product) -> tuple[Product, ...]:
-    """Return the terms of logits, with the masks of their exponentials as further terms.
-
-    Args:
-        subject: the value.
-        logits: the logits.
-        mask: the conditions that multiply the exponentials of the logits.
-    """
+    """Return the terms of logits, with the masks of their exponentials as further terms."""
     lowest = -6e4 if _is_half(logits, subject.probed) else LOWEST
     terms: list[Product] = []
     left_out = [negation(mask)] if mask.factors else []

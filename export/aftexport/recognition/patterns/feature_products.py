@@ -198,26 +198,15 @@ def _paired(
 
 @dataclass(frozen=True)
 class _Operands:
-    """The factors of query, key and value of one product.
-
-    Attributes:
-        parts: the product and its normalizer.
-        query: the features of the query.
-        key: the features of the key, with masks.
-    """
+    """The factors of query, key and value of one product."""
 
     parts: Parts
     query: Product
-    key: Product
+    key: Product  # the features of the key, with masks
 
 
 def _operands(parts: Parts, outer: Product) -> _Operands | None:
-    """Return the operands of a product, None for another formula; raises NearMissFound.
-
-    Args:
-        parts: the product and its normalizer.
-        outer: further factors of the query.
-    """
+    """Return the operands of a product, None for another formula; raises NearMissFound."""
     if any(is_causal_mask(parts.subject, atom) for atom, _ in parts.value.factors):
         raise NearMissFound("numerator and denominator are sums over different keys")
     if not parts.summed or not parts.channels or not parts.query.factors:

@@ -217,15 +217,9 @@ def _features(subject: Subject, product: Product) -> tuple[str, Product] | None:
 
 @dataclass(frozen=True)
 class Denominator:
-    """A denominator that is a sum of terms, each with one sum over tokens.
+    """A denominator that is a sum of terms, each with one sum over tokens."""
 
-    Attributes:
-        normalizer: ``add`` if the number is added to the terms, ``clamp`` if it is their minimum.
-        number: the number.
-        terms: the terms.
-    """
-
-    normalizer: str
+    normalizer: str  # ``add`` if the number is added to the terms, ``clamp`` if it is their minimum
     number: float
     terms: tuple[Product, ...]
 

@@ -44,86 +44,54 @@ class NearMissFound(Exception):  # noqa: N818, an outcome and not an error
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor input of an operator.
-
-    Attributes:
-        formula: the formula of the tensor.
-        groups: the dims of the tensor.
-        weights: the factors whose logarithm is added to the formula.
-        floored: whether it may hold -inf, which the lowest finite logit then replaces.
-        beside: the first channels of the additional head.
-        is_spread: whether to repeat it along fixed axes of ``groups`` that the formula lacks.
-        joined: further formulas with their dims, whose channels follow in each head.
-    """
+    """A tensor input of an operator."""
 
     formula: Product
     groups: Dims
-    weights: Product = ONE
-    floored: bool = False
-    beside: Sequence[Product] = ()
+    weights: Product = ONE  # the factors whose logarithm is added to the formula
+    floored: bool = False  # whether it may hold -inf, which the lowest finite logit then replaces
+    beside: Sequence[Product] = ()  # the first channels of the additional head
+    # Whether to repeat it along fixed axes of ``groups`` that the formula lacks.
     is_spread: bool = False
+    # Further formulas with their dims, whose channels follow in each head.
     joined: Sequence[tuple[Product, Dims]] = ()
 
 
 @dataclass(frozen=True)
 class Division:
-    """A division by the sum of the weights, which an operator without a normalizer leaves out.
+    """A division by the sum of the weights, which an operator without a normalizer leaves out."""
 
-    Attributes:
-        normalizer: ``add`` if ``eps`` is added to the sum, ``clamp`` if it is the minimum.
-        eps: the number.
-    """
-
-    normalizer: str
+    normalizer: str  # ``add`` if ``eps`` is added to the sum, ``clamp`` if it is the minimum
     eps: float
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """An operator that computes a value.
+    """An operator that computes a value."""
 
-    Attributes:
-        mechanism: the stem of the mechanism's file.
-        op_type: the operator of the domain.
-        operands: all inputs except ``lengths``, in order; an array is a constant.
-        attributes: the attributes of the operator.
-        groups: the dims of the output.
-        opened: the leaves whose producers are replaced too.
-        extra_head: whether operands have an additional head, which the output loses again.
-        lowest: the lowest values of tensors at which the original keeps its digits.
-        outside: the product that multiplies the result of the operator.
-        note: the reason why nodes around the operator do a part of the mechanism.
-        has_key_lengths: whether the last input is the number of keys of each document.
-        division: the division of the result, with a channel of ones beside the values of each head.
-        is_part: whether the operator is a part of a mechanism, and the rest stays in the graph.
-    """
-
-    mechanism: str
+    mechanism: str  # the stem of the mechanism's file
     op_type: str
+    # All inputs except ``lengths``, in order; an array is a constant.
     operands: "Sequence[Operand | NDArray[np.float64]]"
     groups: Dims
     attributes: Mapping[str, int | float | str] = field(default_factory=dict)
-    opened: Sequence[ir.Value] = ()
+    opened: Sequence[ir.Value] = ()  # the leaves whose producers are replaced too
+    # Whether operands have an additional head, which the output loses again.
     extra_head: bool = False
+    # Lowest values of tensors at which the original keeps its digits.
     lowest: Mapping[ir.Value, float] = field(default_factory=dict)
-    outside: Product = ONE
-    note: str = ""
-    has_key_lengths: bool = False
+    outside: Product = ONE  # the product that multiplies the result of the operator
+    note: str = ""  # the reason why nodes around the operator do a part of the mechanism
+    has_key_lengths: bool = False  # whether the last input is the number of keys of each document
+    # Division of the result, with a channel of ones beside the values of each head.
     division: Division | None = None
+    # Whether the operator is a part of a mechanism, and the rest stays in the graph.
     is_part: bool = False
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A value of the graph that patterns are held against.
-
-    Attributes:
-        formula: the formula of the value.
-        dims: the dims of the value.
-        reader: the reader that read the value.
-        probed: the probed values of the graph.
-        opset: the opset of the standard operators.
-    """
+    """A value of the graph that patterns are held against."""
 
     formula: Product
     dims: Dims
@@ -283,10 +251,6 @@ def refuse_clamped(weights: Product, name: str = "the keys") -> None:
     """Raise NearMissFound if the logits are a clamp, or have a maximum subtracted from them.
 
     A clamp or a maximum within the logits, as in a norm of the keys, is a part of the tensor.
-
-    Args:
-        weights: the exponentials of the logits.
-        name: the name of the logits in the reason.
     """
     arguments = [atom.argument for atom, _ in weights.factors if isinstance(atom, Exp)]
     for inner in map(single_atom, arguments):

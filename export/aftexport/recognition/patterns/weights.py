@@ -121,8 +121,7 @@ def _depends_on_rows(atom: Atom, rows: set[Axis]) -> bool:
 def applied_function(atom: Atom) -> str | None:
     """Return the function of exponentials or quotients that makes weights, None without one.
 
-    Returns:
-        The operator as the reason names it, such as ``Clip``, or ``nan_to_num`` of a guard of NaN.
+    Its name is that of the reason, such as ``Clip``, or ``nan_to_num`` of a guard of NaN.
     """
     if not isinstance(atom, Function | Plus):
         return None

@@ -19,15 +19,9 @@ SLICE_TOLERANCE = 1e-10
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a comparison.
+    """The result of a comparison."""
 
-    Attributes:
-        excess: the largest ratio of a difference to the tolerance.
-        case: the case with that ratio.
-        cases: the number of cases.
-    """
-
-    excess: float
+    excess: float  # the largest ratio of a difference to the tolerance
     case: str
     cases: int
 
@@ -42,16 +36,10 @@ def compare(
     after: ReferenceEvaluator,
     inputs: Iterable[ir.Value],
     probed: ProbedGraph,
+    # The lowest values of inputs at which the original keeps its digits.
     lowest: Mapping[ir.Value, float],
 ) -> Verdict:
     """Run original and rewrite on every case, and stop at the first difference.
-
-    Args:
-        before: the evaluator of the original.
-        after: the evaluator of the rewrite.
-        inputs: the inputs of both.
-        probed: the probed values, with the shapes of the inputs.
-        lowest: the lowest values of inputs at which the original keeps its digits.
 
     Raises:
         ProofError: if one does not run, or the original gives no finite numbers.
@@ -104,13 +92,7 @@ def _excess(
 def input_cases(
     inputs: Sequence[ir.Value], run: Arrays, probed: ProbedGraph
 ) -> Iterator[tuple[str, dict[str, Array]]]:
-    """Yield the name of each case and its arrays by the names of the inputs.
-
-    Args:
-        inputs: the inputs of a part.
-        run: a run of the graph, with the shape of each input and the integers.
-        probed: the probed values.
-    """
+    """Yield the name of each case and its arrays by the names of the inputs."""
     names = list(_NUMBERS)
     for index, case in enumerate(names):
         feeds: dict[str, Array] = {}

@@ -40,19 +40,12 @@ def part_of(
     ends: Iterable[ir.Value],
     probed: ProbedGraph,
     new_constants: Mapping[ir.Value, Array] | None = None,
-    max_nodes: int = sys.maxsize,
+    max_nodes: int = sys.maxsize,  # upper bound of the part's nodes
 ) -> Part:
     """Return the part of the graph from ``ends`` to ``value``.
 
     Shapes and masks that are not computed from ``ends`` are inputs too. Of a mask and its negation,
     the mask is the input.
-
-    Args:
-        value: the output of the part.
-        ends: the tensors at which the part begins.
-        probed: the probed values of the graph, without those of new nodes.
-        new_constants: the constants of new nodes.
-        max_nodes: upper bound of the part's nodes.
 
     Raises:
         ProofError: for more than ``max_nodes``.
@@ -130,10 +123,7 @@ def runner(
 ) -> ReferenceEvaluator:
     """Return an evaluator of a part in float64.
 
-    Args:
-        part: the part.
-        opset: the opset of the standard operators.
-        operator: the function that computes the one node of our domain, if the part has one.
+    ``operator`` computes the one node of our domain, if the part has one.
 
     Raises:
         ProofError: if the evaluator does not support an operator of the part.

@@ -54,11 +54,7 @@ def cut(
 ) -> tuple[Dims, dict[Axis, Part]]:
     """Return the dims of the input of a slice, and the parts of them that it takes with step 1.
 
-    Args:
-        reader: the reader of the graph.
-        node: the slice.
-        dims: the dims of its output.
-        firsts: the number of entries before the slice, for each dim in each run.
+    ``firsts`` counts the entries before the slice, for each dim in each run.
     """
     whole, own = reader.shape(reader.input(node, 0)), reader.shape(node.outputs[0])
     inner = list(dims)

@@ -59,9 +59,7 @@ def _conv(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
 def _pads_before(node: ir.Node, spans: list[int]) -> Sequence[int] | None:
     """Return the padding before each spatial dim, None if it is not known.
 
-    Args:
-        node: the convolution.
-        spans: the number of entries that a filter spans beyond one, in each spatial dim.
+    ``spans`` counts the entries that a filter spans beyond one, in each spatial dim.
     """
     how = node.attributes.get_string("auto_pad", "NOTSET")
     match how:
@@ -165,12 +163,7 @@ def _gather_nd(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
 def _indexed(reader: Reader, node: ir.Node, dims: Dims, axis: int, listed: bool) -> Product | None:
     """Read entries of an axis whose indices are a sum of positions.
 
-    Args:
-        reader: the reader of the graph.
-        node: the gather.
-        dims: the dims of its output.
-        axis: the axis of the source that the indices are on.
-        listed: whether each index is in a list of one.
+    If ``listed``, each index is in a list of one.
     """
     source, index = reader.input(node, 0), reader.input(node, 1)
     if not reader.is_windowed(source):

@@ -54,8 +54,7 @@ def runnable_form(model: ir.Model) -> onnx.ModelProto:
 def expand(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy in which the bodies replace the nodes; the model itself if it has none.
 
-    Args:
-        model: the model with the shapes of its values.
+    The model must have the shapes of its values.
 
     Raises:
         UsageError: if the installed onnx knows no body for a node.
