@@ -17,14 +17,18 @@ from torch.jit import ScriptFunction, ScriptModule
 from aftexport.capture.attempts import attempt_export
 from aftexport.capture.failure import explain, find_bound
 from aftexport.capture.float32_positions import keep_positions_float32
-from aftexport.capture.forward_signature import ForwardSignature, with_plain_inputs
-from aftexport.capture.model_inputs import ModelInputs, features_of
+from aftexport.capture.model_inputs import (
+    ForwardSignature,
+    ModelInputs,
+    features_of,
+    with_plain_inputs,
+)
 from aftexport.capture.model_outputs import name_outputs
 from aftexport.capture.module_translations import (
     refuse_unknown_functions,
     switch_off_caches,
 )
-from aftexport.capture.type_constants import trained_limits, trained_type
+from aftexport.capture.reference_module import trained_limits, trained_type
 from aftexport.errors import TraceError, first_line
 from aftexport.extra_inputs import ExtraInput
 from aftexport.system.contract import MAX_TOKENS

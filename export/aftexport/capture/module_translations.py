@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aftexport.capture.forward_signature import is_given_mask
+from aftexport.capture.model_inputs import is_given_mask
 from aftexport.errors import TraceError
 from aftexport.nn.functional import (
     causal_depthwise_conv,

@@ -4,8 +4,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from aftexport.lowering.fuse_encoder import fuse_encoder
-from aftexport.lowering.fuse_fastformer import fuse_fastformer
+from aftexport.lowering.fuse_encoder import fuse_encoder, fuse_fastformer
 from aftexport.lowering.fuse_pooling import fuse_pooling
 from aftexport.lowering.nodes import NewNodes
 from aftexport.lowering.optimizer_faults import avoid_optimizer_faults

@@ -19,9 +19,9 @@ from onnxscript.rewriter.pattern import Constant, RewriteRule
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
+from aftexport.capture.failure import drawing_error, drawing_node, draws, error_of_node
 from aftexport.capture.input_spec import upper_bound
 from aftexport.capture.model_outputs import output_names
-from aftexport.capture.random_operators import drawing_error, drawing_node, draws, error_of_node
 from aftexport.capture.shape_guards import ShapeGuard, last_own_line, record_shape_guards
 from aftexport.capture.torch_messages import quiet
 from aftexport.errors import TraceError, first_line

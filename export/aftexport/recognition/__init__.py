@@ -7,9 +7,9 @@ The stages, in order:
                dynamic axes.
     read       Each value is read as a formula over named axes, up to a horizon.
     formula    ``algebra`` keeps formulas in a normal form that does not show how they were
-               written, so that equal formulas have equal ``keys``.
+               written, so that equal formulas have equal keys.
     patterns   One pattern for each mechanism is held against formulas without their
-               ``outside_factors``. A near miss raises ``NearMissFound`` with the reason.
+               outside factors. A near miss raises ``NearMissFound`` with the reason.
     writer     The operator, and the layout of its inputs as nodes.
     proof      Original and rewrite are compared in float64 on adversarial inputs.
 

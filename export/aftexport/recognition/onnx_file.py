@@ -23,10 +23,13 @@ from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.parity import compare
 from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.graph.shape_probe import Arrays, NoRunnableSizes, ProbedGraph, probe
-from aftexport.recognition.opset_change import check_known, lower_opset
 from aftexport.recognition.recognizer import recognize
 from aftexport.recognition.result import NearMiss, Recognition
-from aftexport.recognition.standard_recurrence.expansion import runnable_form
+from aftexport.recognition.standard_recurrence.expansion import (
+    check_known,
+    lower_opset,
+    runnable_form,
+)
 from aftexport.recognition.standard_recurrence.node_values import is_standard
 from aftexport.recognition.standard_recurrence.translation import (
     Translation,

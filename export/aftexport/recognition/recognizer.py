@@ -21,23 +21,37 @@ from aftexport.lowering import nodes as matching
 from aftexport.operators.domain import DOMAIN, VERSION
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.operators.registry import ALL_OPERATORS
-from aftexport.recognition.failed_conditions import failed_condition, layout_condition
 from aftexport.recognition.formula.algebra import multiply
-from aftexport.recognition.formula.axes import Axis, Dims, Unreadable
-from aftexport.recognition.formula.terms import ONE, Product
+from aftexport.recognition.formula.terms import ONE, Axis, Dims, Product, Unreadable
 from aftexport.recognition.graph.normalize import remove_no_ops
 from aftexport.recognition.graph.shape_probe import NoRunnableSizes, ProbedGraph, probe
 from aftexport.recognition.patterns import PATTERNS, feature_products
-from aftexport.recognition.patterns.outside_factors import without_outside
-from aftexport.recognition.patterns.pattern import NearMissFound, Operand, Rewrite, Subject
-from aftexport.recognition.patterns.weights import has_pairs
+from aftexport.recognition.patterns.failed_conditions import (
+    failed_condition,
+    has_pairs,
+    layout_condition,
+)
+from aftexport.recognition.patterns.pattern import (
+    NearMissFound,
+    Operand,
+    Rewrite,
+    Subject,
+    without_outside,
+)
 from aftexport.recognition.projections import (
     CostlyTransposes,
     fold_transposes,
     transposes_cost_more,
 )
-from aftexport.recognition.proof.comparison import Verdict, compare
-from aftexport.recognition.proof.part import Part, ProofError, in_float64, part_of, runner
+from aftexport.recognition.proof.comparison import (
+    Part,
+    ProofError,
+    Verdict,
+    compare,
+    in_float64,
+    part_of,
+    runner,
+)
 from aftexport.recognition.read import layout
 from aftexport.recognition.read.formulas import FORMULAS, PRODUCT_FORMULAS, PRODUCT_FUNCTIONS
 from aftexport.recognition.read.reader import Reader

@@ -29,8 +29,11 @@ from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.operators.registry import ALL_OPERATORS, operator_of
 from aftexport.recognition.graph.shape_probe import Arrays, NoRunnableSizes, probe
 from aftexport.recognition.onnx_file import check_outputs, load_graph, read_weights, serialized
-from aftexport.recognition.opset_change import check_known, raise_opset
-from aftexport.recognition.standard_recurrence.expansion import runnable_form
+from aftexport.recognition.standard_recurrence.expansion import (
+    check_known,
+    raise_opset,
+    runnable_form,
+)
 from aftexport.recognition.standard_recurrence.node_values import (
     CAUSAL_CONV,
     FIRST_OPSET,

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from aftexport.lowering import nodes as matching
 from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.axes import Axis, Dims, Unreadable, flat, flat_dims
 from aftexport.recognition.formula.terms import (
+    Axis,
     Count,
+    Dims,
     Exp,
     Function,
     Indicator,
@@ -22,6 +23,9 @@ from aftexport.recognition.formula.terms import (
     Max,
     Plus,
     Product,
+    Unreadable,
+    flat,
+    flat_dims,
     single_atom,
 )
 from aftexport.recognition.graph.shape_probe import ProbedGraph

@@ -16,7 +16,7 @@ from aftexport.parity.run_cases import verify
 from aftexport.pipeline.export import export
 
 from .graphs import scripted
-from .implementations.aft_simple import simple_softmax
+from .implementations.aft import simple_softmax
 from .layer import DIM, Layer
 from .look_alikes import simple_clamped_denominator
 

@@ -11,9 +11,9 @@ from aftexport.recognition.projections import TRANSPOSES_COST
 from . import implementations
 from .graphs import BATCH, TOKENS, assert_equal, exported, fused, operators, scripted
 from .implementations import feature_products, images
+from .implementations.aft import SeparableImages
 from .implementations.efficient_attention import EfficientImages
 from .implementations.linear_attention import LiteImages
-from .implementations.separable import SeparableImages
 from .layer import DIM, HEADS, example
 
 pytestmark = pytest.mark.filterwarnings(
@@ -76,7 +76,7 @@ def test_rotation_of_fixed_size_keeps_product(name: str) -> None:
 def test_factors_of_longer_bias_stay_factors(
     most: int, constant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aftexport.recognition.patterns._constants._MAX_BIAS_ENTRIES", most)
+    monkeypatch.setattr("aftexport.recognition.patterns.evaluation._MAX_BIAS_ENTRIES", most)
     _, layer = LAYERS["full_factorized_by_length_long"]
     found, model = fused(scripted(layer, example()))
     assert operators(found) == ["AftFull"], found.near_misses

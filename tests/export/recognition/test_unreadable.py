@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from aftexport.recognition.formula.algebra import constant_factor, power
-from aftexport.recognition.formula.axes import Axis, Unreadable, regroup
-from aftexport.recognition.formula.terms import Product, number
+from aftexport.recognition.formula.terms import Axis, Product, Unreadable, number, regroup
 from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.patterns import PATTERNS
 from aftexport.recognition.patterns.pattern import Subject

@@ -10,10 +10,17 @@ import numpy as np
 
 from aftexport.operators.mechanisms.linear_attention import MIN_EPS
 from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.axes import Axis, flat
-from aftexport.recognition.formula.terms import Atom, CausalMask, Indicator, Leaf, Product
-from aftexport.recognition.patterns._constants import whole
+from aftexport.recognition.formula.terms import (
+    Atom,
+    Axis,
+    CausalMask,
+    Indicator,
+    Leaf,
+    Product,
+    flat,
+)
 from aftexport.recognition.patterns.channels import Roles, roles_of
+from aftexport.recognition.patterns.evaluation import whole
 from aftexport.recognition.patterns.pattern import Division, Subject, by_dependence, without
 
 

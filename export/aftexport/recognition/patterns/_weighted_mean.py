@@ -9,23 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.axes import Axis, Dims, flat
 from aftexport.recognition.formula.terms import (
     Atom,
+    Axis,
     CausalMask,
     Count,
+    Dims,
     Exp,
     Function,
     Max,
     Product,
     Sum,
     as_product,
+    flat,
     single_atom,
 )
-from aftexport.recognition.patterns._constants import evaluated
 from aftexport.recognition.patterns._linear_parts import is_causal_mask
 from aftexport.recognition.patterns.channels import packed
-from aftexport.recognition.patterns.elementwise import gate
+from aftexport.recognition.patterns.evaluation import evaluated, gate
+from aftexport.recognition.patterns.failed_conditions import depends_on_inputs_within, has_values
 from aftexport.recognition.patterns.pattern import (
     OTHER_KEYS,
     OTHER_WEIGHTS,
@@ -48,7 +50,6 @@ from aftexport.recognition.patterns.pattern import (
     without,
     zeroed,
 )
-from aftexport.recognition.patterns.weights import depends_on_inputs_within, has_values
 
 
 @dataclass(frozen=True)

@@ -17,26 +17,25 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula.algebra import free, multiply, power, substitute
+from aftexport.recognition.formula.algebra import free, has_window, key, multiply, power, substitute
 from aftexport.recognition.formula.algebra import free as axes_of
-from aftexport.recognition.formula.axes import Axis, Unreadable, flat
-from aftexport.recognition.formula.keys import key
 from aftexport.recognition.formula.terms import (
     ONE,
     Atom,
+    Axis,
     CausalMask,
     Exp,
     Plus,
     Product,
     Sum,
+    Unreadable,
     Window,
     as_product,
+    flat,
 )
-from aftexport.recognition.formula.windows import has_window
-from aftexport.recognition.patterns._constants import can_broadcast, evaluated
 from aftexport.recognition.patterns._weighted_mean import WeightedMean
 from aftexport.recognition.patterns.channels import check_tokens, packed
-from aftexport.recognition.patterns.outside_factors import split
+from aftexport.recognition.patterns.evaluation import can_broadcast, evaluated
 from aftexport.recognition.patterns.pattern import (
     NearMissFound,
     Operand,
@@ -46,6 +45,7 @@ from aftexport.recognition.patterns.pattern import (
     leaves,
     refuse_clamped,
     same_size,
+    split_outside,
     sums,
     without,
 )
@@ -76,7 +76,7 @@ def match(subject: Subject) -> Rewrite | None:
         subject.formula.exponent,
     )
     divisor = multiply(denominator.common, denominator.constants)
-    outer, outside = split(
+    outer, outside = split_outside(
         subject, multiply(rest, numerator.common, numerator.constants, power(divisor, -1.0))
     )
     mean = WeightedMean(

@@ -12,7 +12,7 @@ from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.terms import number
 from aftexport.recognition.patterns._weighted_mean import WeightedMean
 from aftexport.recognition.patterns.channels import check_tokens
-from aftexport.recognition.patterns.elementwise import NO_GATE
+from aftexport.recognition.patterns.evaluation import NO_GATE
 from aftexport.recognition.patterns.pattern import LOWEST, NearMissFound, Rewrite, size_of
 
 

@@ -13,16 +13,21 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.axes import (
+from aftexport.recognition.formula.terms import (
     Axis,
     Dims,
+    Exp,
+    Leaf,
+    Max,
+    Product,
+    Sum,
     Unreadable,
     flat,
     flat_dims,
     fresh,
     regroup,
+    single_atom,
 )
-from aftexport.recognition.formula.terms import Exp, Leaf, Max, Product, Sum, single_atom
 from aftexport.recognition.patterns.pattern import NearMissFound, Subject, same_size, size_of
 from aftexport.recognition.read.reader import Reader
 

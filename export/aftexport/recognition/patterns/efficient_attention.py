@@ -6,10 +6,10 @@ scale * sum_du softmax_d(Q[b,t,h,d]) softmax_u(K[b,u,h,d]) V[b,u,h,e]
 from collections.abc import Sequence
 
 from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.axes import Axis, flat
-from aftexport.recognition.formula.terms import Exp, Indicator, Product, Sum, as_product
+from aftexport.recognition.formula.terms import Axis, Exp, Indicator, Product, Sum, as_product, flat
 from aftexport.recognition.patterns._linear_parts import is_causal_mask
 from aftexport.recognition.patterns.channels import Roles, check_tokens, roles_of
+from aftexport.recognition.patterns.failed_conditions import applied_function, summed_tokens
 from aftexport.recognition.patterns.pattern import (
     OTHER_KEYS,
     NearMissFound,
@@ -27,7 +27,6 @@ from aftexport.recognition.patterns.pattern import (
     without,
     zeroed,
 )
-from aftexport.recognition.patterns.weights import applied_function, summed_tokens
 
 
 def match(subject: Subject) -> Rewrite | None:

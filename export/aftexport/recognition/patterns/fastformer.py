@@ -22,18 +22,19 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.recognition.formula import algebra
-from aftexport.recognition.formula.algebra import free, multiply, negation, substitute
-from aftexport.recognition.formula.axes import Axis, Unreadable, flat
-from aftexport.recognition.formula.keys import key
+from aftexport.recognition.formula.algebra import free, key, multiply, negation, substitute
 from aftexport.recognition.formula.terms import (
     ONE,
+    Axis,
     Exp,
     Function,
     Leaf,
     Plus,
     Product,
     Sum,
+    Unreadable,
     as_product,
+    flat,
     number,
     single_atom,
 )

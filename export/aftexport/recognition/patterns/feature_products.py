@@ -13,12 +13,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from aftexport.recognition.formula.algebra import free, multiply, substitute
-from aftexport.recognition.formula.axes import Axis, flat
-from aftexport.recognition.formula.keys import key
+from aftexport.recognition.formula.algebra import free, key, multiply, substitute
 from aftexport.recognition.formula.terms import (
     ONE,
     Atom,
+    Axis,
     Count,
     Function,
     Leaf,
@@ -26,6 +25,7 @@ from aftexport.recognition.formula.terms import (
     Product,
     Sum,
     as_product,
+    flat,
     number,
     single_atom,
 )
@@ -35,7 +35,8 @@ from aftexport.recognition.patterns._linear_parts import (
     refusal_of_normalizer,
 )
 from aftexport.recognition.patterns.channels import channel_axes, check_tokens
-from aftexport.recognition.patterns.elementwise import classified
+from aftexport.recognition.patterns.evaluation import classified
+from aftexport.recognition.patterns.failed_conditions import atoms_within, depends_on_inputs_within
 from aftexport.recognition.patterns.linear_attention import (
     FEATURE_MAPS,
     LOWEST_INPUT,
@@ -43,7 +44,6 @@ from aftexport.recognition.patterns.linear_attention import (
     denominator_of,
     refuse_changed_keys,
 )
-from aftexport.recognition.patterns.outside_factors import without_outside
 from aftexport.recognition.patterns.pattern import (
     NearMissFound,
     Operand,
@@ -60,8 +60,8 @@ from aftexport.recognition.patterns.pattern import (
     sums,
     within,
     without,
+    without_outside,
 )
-from aftexport.recognition.patterns.weights import atoms_within, depends_on_inputs_within
 
 
 def match(subject: Subject) -> Rewrite | None:

@@ -12,7 +12,6 @@ from functools import cached_property
 import numpy as np
 
 from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.axes import flat
 from aftexport.recognition.formula.terms import (
     Atom,
     Count,
@@ -24,6 +23,7 @@ from aftexport.recognition.formula.terms import (
     Product,
     Sum,
     as_product,
+    flat,
     number,
     single_atom,
 )
@@ -33,7 +33,7 @@ from aftexport.recognition.patterns._linear_parts import (
     refusal_of_normalizer,
 )
 from aftexport.recognition.patterns.channels import check_tokens
-from aftexport.recognition.patterns.elementwise import Elementwise, classified
+from aftexport.recognition.patterns.evaluation import Elementwise, classified
 from aftexport.recognition.patterns.pattern import (
     OTHER_KEYS,
     OTHER_WEIGHTS,

@@ -21,20 +21,23 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula.algebra import add
-from aftexport.recognition.formula.axes import Axis, Dims, Part, Unreadable, fresh
+from aftexport.recognition.formula.algebra import add, has_window
 from aftexport.recognition.formula.terms import (
+    Axis,
     Count,
+    Dims,
     Exp,
     Function,
     Indicator,
     Leaf,
     Max,
+    Part,
     Product,
+    Unreadable,
     as_product,
+    fresh,
     number,
 )
-from aftexport.recognition.formula.windows import has_window
 from aftexport.recognition.graph.shape_probe import ProbedGraph, depends_on_inputs
 
 ELEMENTWISE = frozenset({

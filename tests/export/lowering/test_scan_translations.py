@@ -9,8 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention as attend
 from aftexport.capture.capture import capture
 from aftexport.chunked.softmaxes import count_softmax_attention
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.lowering.attention_translation import BLOCK
 from aftexport.lowering.finish import finish
+from aftexport.lowering.scan_translations import BLOCK
 from aftexport.lowering.to_onnx import lower
 from aftexport.lowering.translations import MAX_WHOLE_TOKENS
 
