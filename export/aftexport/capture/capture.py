@@ -24,10 +24,7 @@ from aftexport.capture.model_inputs import (
     with_plain_inputs,
 )
 from aftexport.capture.model_outputs import name_outputs
-from aftexport.capture.module_translations import (
-    refuse_unknown_functions,
-    switch_off_caches,
-)
+from aftexport.capture.module_translations import refuse_unknown_functions, switch_off_caches
 from aftexport.capture.reference_module import trained_limits, trained_type
 from aftexport.errors import TraceError, first_line
 from aftexport.extra_inputs import ExtraInput
@@ -104,10 +101,7 @@ def _captured(
 
 
 def _captured_by_attempts(
-    model: nn.Module,
-    prepare: Callable[[], nn.Module],
-    inputs: ModelInputs,
-    max_tokens: int | None,
+    model: nn.Module, prepare: Callable[[], nn.Module], inputs: ModelInputs, max_tokens: int | None
 ) -> ExportedProgram:
     limit = max_tokens or MAX_TOKENS
     captured = attempt_export(model, inputs, limit)

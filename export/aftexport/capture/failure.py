@@ -185,7 +185,7 @@ _IN_TORCH = (
     "Slice in that line from the start or in other steps, pad the tokens before the slice, or "
     "write the line in other operators."
 )
-"""The advice for failures inside torch, see ``complaints.failed_in_torch``."""
+"""The advice for failures inside torch, see ``torch_messages.failed_in_torch``."""
 _BRANCHES = "Remove branches on the number of tokens from forward."
 _ONE_WAY = "Or export one branch only: --max-length {}."
 _TABLE = "Give the table in that line one row for every token."

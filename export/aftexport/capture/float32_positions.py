@@ -164,7 +164,7 @@ class _Widener:
         if name in _PRODUCTS | _SUMS and _is_beyond(node, sizes=has_tokens):
             return True
         if not has_tokens:
-            return False  # passes.float32_sums widens these in the graph
+            return False  # lowering.float32_sums widens these in the graph
         halves = [i for i in inputs if _is_half(i)]
         wide = [i in self._chosen and i not in self._small for i in halves]
         if name == "cumsum" or (name in _PRODUCTS and any(wide)):

@@ -15,11 +15,7 @@ import torch
 from onnxscript import opset18 as op
 from onnxscript import values
 
-from aftexport.lowering.scan_translations import (
-    attention_translation,
-    constant,
-    logcumsumexp,
-)
+from aftexport.lowering.scan_translations import attention_translation, constant, logcumsumexp
 from aftexport.lowering.size_floats import size_translations
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.operators.schema import Attribute
@@ -318,9 +314,7 @@ def _upsample_linear1d(input, output_size, align_corners, scale_factors=None):  
         sizes = op.Concat(op.Shape(input, end=2), op.Cast(output_size, to=7), axis=0)
     coordinates = "align_corners" if align_corners else "half_pixel"
     return op.Resize(
-        *(input, None, scales, sizes),
-        mode="linear",
-        coordinate_transformation_mode=coordinates,
+        *(input, None, scales, sizes), mode="linear", coordinate_transformation_mode=coordinates
     )
 
 

@@ -163,11 +163,7 @@ class Recurrent(tiny_models.Bag):
 @pytest.mark.parametrize(
     ("factory", "problem", "remedy"),
     [
-        (
-            ByNumpy,
-            r"cannot capture .*RuntimeError: .*numpy.*test_failure.py, line \d+",
-            "other op",
-        ),
+        (ByNumpy, r"cannot capture .*RuntimeError: .*numpy.*test_failure.py, line \d+", "other op"),
         (
             tiny_models.ValueBranch,
             r"Could not guard on data.*tiny_models.py, line \d+, in forward",
@@ -231,9 +227,7 @@ def test_advised_bound_works() -> None:
     assert input_spec(capture(tiny_models.ShapeBranch(), max_tokens=10)).max_tokens == 10
 
 
-def test_torch_assertion_is_not_data_branch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_torch_assertion_is_not_data_branch(monkeypatch: pytest.MonkeyPatch) -> None:
     """An assertion that torch makes itself is not taken for a branch on values."""
 
     def failing(*args: Any, **kwargs: Any) -> None:

@@ -177,9 +177,7 @@ class CroppedWindows(tiny_models.Bag):
     "factory",
     [Windows, WindowAttention, FirstWindow, EverySecond, Scaled, Fractions, CroppedWindows],
 )
-def test_single_element_of_short_document_generalizes(
-    factory: type[nn.Module],
-) -> None:
+def test_single_element_of_short_document_generalizes(factory: type[nn.Module]) -> None:
     """A size that is 1 for a short document is captured for every length."""
     module = factory().eval()
     program = capture(module)

@@ -262,9 +262,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> tuple[OnnxRuntimeEngine,
     return written(Heads().eval(), tmp_path_factory.mktemp("heads"))
 
 
-def test_every_logit_is_sum_of_its_evidence(
-    engine: tuple[OnnxRuntimeEngine, Explainable],
-) -> None:
+def test_every_logit_is_sum_of_its_evidence(engine: tuple[OnnxRuntimeEngine, Explainable]) -> None:
     """Each document of one batch has another choice, of any number of logits."""
     runs, found = engine
     logits, added = by_heads(Heads())

@@ -90,9 +90,7 @@ def test_attention_is_pytorchs(name: str, results: tuple[np.ndarray, np.ndarray,
     np.testing.assert_allclose(served[:, number], expected[:, number], rtol=bound, atol=bound)
 
 
-def test_a_row_masked_throughout_is_zero(
-    results: tuple[np.ndarray, np.ndarray, float],
-) -> None:
+def test_a_row_masked_throughout_is_zero(results: tuple[np.ndarray, np.ndarray, float]) -> None:
     served = results[0]
     assert not served[:, list(FORMS).index("bool mask"), 2].any()
     assert not served[:, list(FORMS).index("added mask"), 2].any()

@@ -194,9 +194,7 @@ def test_most_common_setting_keeps_name(mixed: onnx.ModelProto) -> None:
     assert gates == [b"sigmoid", b"sigmoid"]
 
 
-def test_settings_of_one_operator_can_mix(
-    mixed: onnx.ModelProto,
-) -> None:
+def test_settings_of_one_operator_can_mix(mixed: onnx.ModelProto) -> None:
     """The nodes of one operator have different settings, and the result is right."""
     onnx.checker.check_model(mixed, full_check=True)
     assert_as_torch(tiny_models.MixedSettings(), mixed)

@@ -83,11 +83,7 @@ def test_fuse_refuses_random_outputs(
 
 @pytest.mark.parametrize(("name", "operators"), [("simple", {"AftSimple"}), ("clamped", set())])
 def test_weights_in_another_file_are_loaded(
-    name: str,
-    operators: set[str],
-    files: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    name: str, operators: set[str], files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, out = tmp_path / "model.onnx", tmp_path / "fused.onnx"
     model = onnx.load(files / f"{name}.onnx")

@@ -244,10 +244,7 @@ def _split_constants(
 
 
 def _rewrite(
-    mean: WeightedMean,
-    gating: tuple[str, Operand],
-    filters: NDArray[np.float64],
-    outside: Product,
+    mean: WeightedMean, gating: tuple[str, Operand], filters: NDArray[np.float64], outside: Product
 ) -> Rewrite:
     return Rewrite(
         "aft_conv",

@@ -32,9 +32,7 @@ Elementwise = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 def classified(
-    subject: Subject,
-    factor: Factor,
-    functions: Mapping[str, Elementwise],
+    subject: Subject, factor: Factor, functions: Mapping[str, Elementwise]
 ) -> tuple[str, Product] | None:
     """Return the name and the argument of the elementwise function that a factor is.
 

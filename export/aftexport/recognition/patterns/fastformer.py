@@ -282,11 +282,7 @@ def _weight(
 
 
 def _same_input(
-    total: Sum,
-    weight: Leaf,
-    expected: Product,
-    heads: tuple[Axis, ...],
-    channels: tuple[Axis, ...],
+    total: Sum, weight: Leaf, expected: Product, heads: tuple[Axis, ...], channels: tuple[Axis, ...]
 ) -> tuple[Axis, ...] | None:
     """Return the axes of ``weight`` for those of ``expected``, None if it multiplies others."""
     outputs = {*heads} & free(as_product(weight))
@@ -357,10 +353,7 @@ def _filled(function: Function) -> tuple[Product, Product] | None:
     if function.name != "Where":
         return None
     condition, first, second = function.arguments
-    for fill, kept, left_out in (
-        (first, second, condition),
-        (second, first, negation(condition)),
-    ):
+    for fill, kept, left_out in ((first, second, condition), (second, first, negation(condition))):
         if not fill.factors and fill.coefficient <= MAX_FILL and kept.factors:
             return kept, left_out
     return None

@@ -81,8 +81,7 @@ def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
         return onnx.shape_inference.infer_shapes(model)
     except onnx.shape_inference.InferenceError as error:
         raise UsageError(
-            f"Expected nodes as ONNX defines them, got an error ({first_line(error)}).",
-            REMEDY,
+            f"Expected nodes as ONNX defines them, got an error ({first_line(error)}).", REMEDY
         ) from error
 
 

@@ -380,10 +380,7 @@ class LinearAttentionReading(NodeReading):
 
 def _not_standard(given: ForeignNode, reason: NotTranslatable) -> UsageError:
     """Return the error of a standard node that no operator of ours, and no runtime, computes."""
-    return UsageError(
-        f"Expected {given.label} as ONNX defines it, but {reason}.",
-        REMEDY,
-    )
+    return UsageError(f"Expected {given.label} as ONNX defines it, but {reason}.", REMEDY)
 
 
 def cancel_transposes(graph: ir.Graph) -> None:
