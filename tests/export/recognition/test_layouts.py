@@ -225,52 +225,6 @@ def test_smallest_eps_is_not_dropped(tiny: str) -> None:
     assert found.matches[0].attributes["eps"] == pytest.approx(float(tiny), rel=1e-6, abs=0.0)
 
 
-def test_zero_addition_to_graph_inputs_fuses() -> None:
-    found, _ = fused(onnx.parser.parse_model(_TEXT % (20, "0", *_SUMS)))
-    assert operators(found) == ["AftSimple"]
-
-
-def test_queries_of_other_sequence_are_ignored() -> None:
-    """Queries and keys of different sequences are left as they are."""
-    text = _TEXT % (20, "0", *_SUMS)
-    for name in "kv":
-        text = text.replace(f"tokens, 8] {name}", f"others, 8] {name}")
-    found, _ = fused(onnx.parser.parse_model(text))
-    assert operators(found) == []
-    assert "of different sequences" in found.near_misses[0].reason
-
-
-def test_one_axis_may_have_several_names() -> None:
-    text = (_TEXT % (20, "0", *_SUMS)).replace("tokens, 8] k", "others, 8] k")
-    found, _ = fused(onnx.parser.parse_model(text))
-    assert operators(found) == ["AftSimple"]
-
-
-def test_graph_may_hold_sequences() -> None:
-    joined = """whole = Mul(gate, mean)
-  parts = SplitToSequence <axis = 2> (whole)
-  y = ConcatFromSequence <axis = 2> (parts)"""
-    text = (_TEXT % (20, "0", *_SUMS)).replace("y = Mul(gate, mean)", joined)
-    found, _ = fused(onnx.parser.parse_model(text))
-    assert operators(found) == ["AftSimple"]
-
-
-def test_deep_size_expression_is_read_quickly() -> None:
-    """Each part of the expression is read once, however many ways lead to it."""
-    # A size is squared and its root taken, 40 times: there are 2^40 ways from the last to it.
-    steps = "\n".join(f"b{n} = Mul(a{n}, a{n})  a{n + 1} = Sqrt(b{n})" for n in range(40))
-    scaled = f"""shape = Shape(q)
-  two = Constant <value_int = 2> ()
-  size = Gather(shape, two)
-  a0 = Cast <to = 1> (size)
-  {steps}
-  scaled = Mul(q, a40)
-  gate = Sigmoid(scaled)"""
-    text = (_TEXT % (20, "0", *_SUMS)).replace("gate = Sigmoid(q)", scaled)
-    found, _ = fused(onnx.parser.parse_model(text))
-    assert operators(found) == ["AftSimple"]
-
-
 def test_files_of_older_opsets_are_converted() -> None:
     sums = ("ReduceSum <axes = [1]> (weighted)", "ReduceSum <axes = [1]> (e)")
     found, model = fused(onnx.parser.parse_model(_TEXT % (11, "0", *sums)))
@@ -278,32 +232,63 @@ def test_files_of_older_opsets_are_converted() -> None:
     assert opset_of(model) >= 18
 
 
+_PLAIN = _TEXT % (20, "0", *_SUMS)
+# A size is squared and its root taken, 40 times: there are 2^40 ways from the last to it.
+_DEEP = f"""shape = Shape(q)
+  two = Constant <value_int = 2> ()
+  size = Gather(shape, two)
+  a0 = Cast <to = 1> (size)
+  {" ".join(f"b{n} = Mul(a{n}, a{n})  a{n + 1} = Sqrt(b{n})" for n in range(40))}
+  scaled = Mul(q, a40)
+  gate = Sigmoid(scaled)"""
+_SEQUENCES = """whole = Mul(gate, mean)
+  parts = SplitToSequence <axis = 2> (whole)
+  y = ConcatFromSequence <axis = 2> (parts)"""
+_MASK_AND_NEGATION = """not = Not(mask)
+  left_out = Cast <to = 9> (not)
+  zero = Constant <value_float = 0.0> ()
+  some = Where(mask, all, zero)
+  e = Where(left_out, zero, some)"""
+
+
 def _masked(mask: str, weigh: str) -> str:
-    text = _TEXT % (20, "0", *_SUMS)
-    text = text.replace("8] v)", f"8] v, {mask}[batch, tokens, 1] mask)")
+    text = _PLAIN.replace("8] v)", f"8] v, {mask}[batch, tokens, 1] mask)")
     return text.replace("e = Exp(k)", f"all = Exp(k)\n{weigh}")
 
 
-@pytest.mark.parametrize("kind", ["bool", "int64"])
-def test_boolean_or_integer_input_is_mask(kind: str) -> None:
-    text = _masked(kind, "ones = Cast <to = 1> (mask)\ne = Mul(all, ones)")
+@pytest.mark.parametrize(
+    "text",
+    [
+        _PLAIN,
+        _PLAIN.replace("tokens, 8] k", "others, 8] k"),
+        _PLAIN.replace("y = Mul(gate, mean)", _SEQUENCES),
+        _PLAIN.replace("gate = Sigmoid(q)", _DEEP),
+        _masked("bool", "ones = Cast <to = 1> (mask)\ne = Mul(all, ones)"),
+        _masked("int64", "ones = Cast <to = 1> (mask)\ne = Mul(all, ones)"),
+        _masked("bool", _MASK_AND_NEGATION),
+    ],
+    ids=["plain", "another name", "sequences", "deep size", "bool", "integers", "negation"],
+)
+def test_graph_of_text_fuses(text: str) -> None:
     found, _ = fused(onnx.parser.parse_model(text))
     assert operators(found) == ["AftSimple"], found.near_misses
 
 
-def test_derived_mask_equals_mask() -> None:
-    lines = (
-        "not = Not(mask)\nleft_out = Cast <to = 9> (not)\nzero = Constant <value_float = 0.0> ()\n"
-        "some = Where(mask, all, zero)\ne = Where(left_out, zero, some)"
-    )
-    found, _ = fused(onnx.parser.parse_model(_masked("bool", lines)))
-    assert operators(found) == ["AftSimple"], found.near_misses
-
-
-def test_float_input_is_not_mask() -> None:
-    found, _ = fused(onnx.parser.parse_model(_masked("float", "e = Mul(all, mask)")))
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            _PLAIN.replace("tokens, 8] k", "others, 8] k").replace("tokens, 8] v", "others, 8] v"),
+            "of different sequences",
+        ),
+        (_masked("float", "e = Mul(all, mask)"), "the input mask, which may be any number"),
+    ],
+    ids=["sequences", "float"],
+)
+def test_graph_of_text_stays(text: str, reason: str) -> None:
+    found, _ = fused(onnx.parser.parse_model(text))
     assert operators(found) == []
-    assert "the input mask, which may be any number" in found.near_misses[0].reason
+    assert reason in found.near_misses[0].reason
 
 
 _MASKED_ROWS = """
