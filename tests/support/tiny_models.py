@@ -1,5 +1,6 @@
 """Models small enough to export in a second, and factories for ``--factory tiny_models:NAME``."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,6 +54,30 @@ class Bag(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.head(self.mean(input_ids))
+
+
+class Computed(Bag):
+    """The head of a function of the module and the ids."""
+
+    def __init__(self, compute: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.compute(self, input_ids))
+
+
+class Through(Bag):
+    """The head of the mean of a function of the embedded tokens."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        x = self.function(x)
+        return self.head(x.mean(1))
 
 
 class NormalizedOverBatch(Bag):

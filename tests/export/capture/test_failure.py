@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,14 +55,12 @@ def test_module_without_single_graph_is_refused(factory: type[torch.nn.Module], 
         capture(factory())
 
 
-class ByNumpy(tiny_models.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.head(torch.from_numpy(self.mean(input_ids).detach().numpy()))
+def by_numpy(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
+    return torch.from_numpy(m.mean(input_ids).detach().numpy())
 
 
-class Broken(tiny_models.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.head({}[len(input_ids.shape)])
+def broken(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
+    return {}[len(input_ids.shape)]
 
 
 class InAnObject(tiny_models.Bag):
@@ -69,38 +68,32 @@ class InAnObject(tiny_models.Bag):
         return SimpleNamespace(logits=self.head(self.mean(input_ids)))
 
 
-class Quarters(tiny_models.Bag):
+def quarters(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
     """Cut every second token into quarters, which the capture must accept."""
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        quarters = self.embedding(input_ids[:, ::2]).chunk(4, dim=1)
-        return self.head(sum(quarter.mean(1) for quarter in quarters))
+    quarters = m.embedding(input_ids[:, ::2]).chunk(4, dim=1)
+    return sum(quarter.mean(1) for quarter in quarters)
 
 
-class OneToken(tiny_models.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        return self.head(x[:, 1:].mean(1) if x.shape[1] != 1 else x[:, 0])
+def one_token(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
+    x = m.embedding(input_ids)
+    return x[:, 1:].mean(1) if x.shape[1] != 1 else x[:, 0]
 
 
-class StretchedByScale(tiny_models.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        table = self.embedding.weight[:10].T[None]
-        scale = input_ids.shape[1] / 10
-        table = nn.functional.interpolate(table, scale_factor=scale, mode="linear")
-        return self.head(self.mean(input_ids) + table.mean(2))
+def stretched_by_scale(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
+    table = m.embedding.weight[:10].T[None]
+    scale = input_ids.shape[1] / 10
+    table = nn.functional.interpolate(table, scale_factor=scale, mode="linear")
+    return m.mean(input_ids) + table.mean(2)
 
 
-class StretchedByArea(tiny_models.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        table = self.embedding.weight[:10].T[None]
-        table = nn.functional.interpolate(table, size=input_ids.shape[1], mode="area")
-        return self.head(self.mean(input_ids) + table.mean(2))
+def stretched_by_area(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
+    table = m.embedding.weight[:10].T[None]
+    table = nn.functional.interpolate(table, size=input_ids.shape[1], mode="area")
+    return m.mean(input_ids) + table.mean(2)
 
 
-class TopFour(tiny_models.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.head(self.embedding(input_ids).topk(4, dim=1).values.mean(1))
+def top_four(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
+    return m.embedding(input_ids).topk(4, dim=1).values.mean(1)
 
 
 class LinearOfTheRest(tiny_models.Bag):
@@ -110,44 +103,36 @@ class LinearOfTheRest(tiny_models.Bag):
         return self.head(self.embedding(input_ids)[:, 2:]).sum(1)
 
 
-class Halves(tiny_models.Bag):
+def halves(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
     """Its slices are captured alone."""
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        y, z = x[:, ::2], x[:, : x.shape[1] // 2]
-        w = y * z
-        return self.head(w.sum(1))
+    x = m.embedding(input_ids)
+    y, z = x[:, ::2], x[:, : x.shape[1] // 2]
+    w = y * z
+    return w.sum(1)
 
 
-class Contiguous(tiny_models.Bag):
+def contiguous(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
     """One of its assumptions divides by zero for one token."""
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        y = self.embedding(input_ids)[:, 2:]
-        y = y.transpose(1, 2).contiguous()
-        return self.head(y.chunk(4, dim=2)[0].sum(2))
+    y = m.embedding(input_ids)[:, 2:]
+    y = y.transpose(1, 2).contiguous()
+    return y.chunk(4, dim=2)[0].sum(2)
 
 
-class PaddedBranch(tiny_models.Bag):
+def padded_branch(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
     """Pads to windows of 64 tokens where there is a rest."""
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        if input_ids.shape[1] % 64 != 0:
-            x = nn.functional.pad(x, (0, 0, 0, 64 - input_ids.shape[1] % 64))
-        return self.head(x.unflatten(1, (-1, 64)).mean(2).mean(1))
+    x = m.embedding(input_ids)
+    if input_ids.shape[1] % 64 != 0:
+        x = nn.functional.pad(x, (0, 0, 0, 64 - input_ids.shape[1] % 64))
+    return x.unflatten(1, (-1, 64)).mean(2).mean(1)
 
 
-class Pieces(tiny_models.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.head(sum(x.mean(1) for x in self.embedding(input_ids).split(16, dim=1)))
+def pieces(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
+    return sum(x.mean(1) for x in m.embedding(input_ids).split(16, dim=1))
 
 
-class EachToken(tiny_models.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        return self.head(sum(x[:, i] for i in range(input_ids.shape[1])))
+def each_token(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
+    x = m.embedding(input_ids)
+    return sum(x[:, i] for i in range(input_ids.shape[1]))
 
 
 class Recurrent(tiny_models.Bag):
@@ -163,14 +148,18 @@ class Recurrent(tiny_models.Bag):
 @pytest.mark.parametrize(
     ("factory", "problem", "remedy"),
     [
-        (ByNumpy, r"cannot capture .*RuntimeError: .*numpy.*test_failure.py, line \d+", "other op"),
+        (
+            by_numpy,
+            r"cannot capture .*RuntimeError: .*numpy.*test_failure.py, line \d+",
+            "other op",
+        ),
         (
             tiny_models.ValueBranch,
             r"Could not guard on data.*tiny_models.py, line \d+, in forward",
             "on values",
         ),
         (
-            Broken,
+            broken,
             r"fails in PyTorch, .*\[2, 16\]: KeyError: 2 \(.*test_failure.py, line",
             "Fix the error",
         ),
@@ -186,28 +175,27 @@ class Recurrent(tiny_models.Bag):
             "input_ids.shape",
         ),
         (
-            Quarters,
+            quarters,
             r"only where Eq\(.*, 4\) \(torch.Tensor.chunk, .*test_failure.py, line \d+",
             "pad",
         ),
-        (OneToken, r"where Ne\(tokens, 1\) \(.*test_failure.py, line \d+", "branches on shapes"),
-        (StretchedByScale, "interpolate", "size=tokens in place of a scale_factor"),
-        (StretchedByArea, "interpolate", "differences of cumsum"),
-        (TopFour, r"where tokens >= 4 \(torch.Tensor.topk, .*test_failure.py, line \d+", "pad"),
+        (one_token, r"where Ne\(tokens, 1\) \(.*test_failure.py, line \d+", "branches on shapes"),
+        (stretched_by_scale, "interpolate", "size=tokens in place of a scale_factor"),
+        (stretched_by_area, "interpolate", "differences of cumsum"),
+        (top_four, r"where tokens >= 4 \(torch.Tensor.topk, .*test_failure.py, line \d+", "pad"),
         (LinearOfTheRest, r"where .*nn.functional.linear, .*test_failure.py, line", "from 1 token"),
-        (Halves, r"where Eq\(.*Tensor.mul, .*test_failure.py, line", "from 1 token"),
-        (Contiguous, r"where .*Tensor.contiguous, .*test_failure.py, line", "from 1 token"),
-        (PaddedBranch, r"only where Ne\(Mod\(tokens, 64\), 0\) \(.*, in forward", "Windows"),
-        (Pieces, r"Tensor.split, .*test_failure.py, line", "Pad the tokens to"),
-        (EachToken, r"Eq\(tokens, 16\) \(.*test_failure.py, line", "loops over the tokens"),
+        (halves, r"where Eq\(.*Tensor.mul, .*test_failure.py, line", "from 1 token"),
+        (contiguous, r"where .*Tensor.contiguous, .*test_failure.py, line", "from 1 token"),
+        (padded_branch, r"only where Ne\(Mod\(tokens, 64\), 0\) \(.*, in padded_branch", "Windows"),
+        (pieces, r"Tensor.split, .*test_failure.py, line", "Pad the tokens to"),
+        (each_token, r"Eq\(tokens, 16\) \(.*test_failure.py, line", "loops over the tokens"),
         (Recurrent, r"\(torch.gru, .*test_failure.py, line \d+, in forward\)", "attention layer"),
     ],
 )
-def test_refusal_names_cause_line_and_remedy(
-    factory: type[nn.Module], problem: str, remedy: str
-) -> None:
+def test_refusal_names_cause_line_and_remedy(factory: Any, problem: str, remedy: str) -> None:
+    is_class = isinstance(factory, type)
     with pytest.raises(TraceError) as refused:
-        capture(factory())
+        capture(factory() if is_class else tiny_models.Computed(factory))
     assert re.search(problem, refused.value.problem)
     assert remedy in refused.value.remedy
     if factory is not tiny_models.ShapeBranch:  # no bound of any other was tried and works
@@ -218,7 +206,7 @@ def test_refusal_names_cause_line_and_remedy(
 def test_loop_over_few_tokens_is_refused(limit: int) -> None:
     """With a maximum of 2 tokens, torch would take 2 for the only length."""
     with pytest.raises(TraceError, match=rf"Eq\(tokens, {limit}\).*loops over the tokens"):
-        capture(EachToken(), max_tokens=limit)
+        capture(tiny_models.Computed(each_token), max_tokens=limit)
 
 
 def test_advised_bound_works() -> None:
@@ -241,16 +229,15 @@ def test_torch_assertion_is_not_data_branch(monkeypatch: pytest.MonkeyPatch) -> 
     assert "values" not in refused.value.remedy
 
 
-class LongDocuments(tiny_models.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        mean = self.mean(input_ids)
-        return self.head(mean * 2 if input_ids.shape[1] > 40 else mean)
+def long_documents(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
+    mean = m.mean(input_ids)
+    return mean * 2 if input_ids.shape[1] > 40 else mean
 
 
 def test_branch_for_long_documents_needs_maximum() -> None:
     """The length where the branch begins is not taken for a bound of the model."""
-    module = LongDocuments().eval()
-    said = r"branch at 40 tokens .*test_failure.py, line \d+, in forward.* --max-length 40"
+    module = tiny_models.Computed(long_documents).eval()
+    said = r"branch at 40 tokens .*test_failure.py, line \d+, in long_documents.* --max-length 40"
     with pytest.raises(TraceError, match=said):
         capture(module)
     short = capture(module, max_tokens=40)
@@ -282,17 +269,6 @@ def test_scripted_part_is_refused(build: Callable[[], nn.Module], said: str) -> 
 GENERATOR = torch.Generator().manual_seed(0)
 
 
-class Drawing(tiny_models.Bag):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        x = self.function(x)
-        return self.head(x.mean(1))
-
-
 def of_own_generator(x: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     return x + torch.randn(x.shape, generator=generator)
@@ -322,7 +298,7 @@ def test_operator_and_line_are_named(name: str) -> None:
         r".*\): a document must have the same scores"
     )
     with pytest.raises(TraceError, match=said) as refused:
-        lower(capture(Drawing(DRAWING[name])))
+        lower(capture(tiny_models.Through(DRAWING[name])))
     assert "self.training" in refused.value.remedy
 
 
@@ -334,7 +310,7 @@ def test_forward_with_own_seed_is_refused() -> None:
         return x + torch.randn_like(x)
 
     with pytest.raises(TraceError, match=r"aten\.randn_like"):
-        lower(capture(Drawing(seeded)))
+        lower(capture(tiny_models.Through(seeded)))
 
 
 @pytest.mark.parametrize(
@@ -346,25 +322,24 @@ def test_forward_with_own_seed_is_refused() -> None:
     ],
 )
 def test_deterministic_operator_is_lowered(function: Callable[[Tensor], Tensor]) -> None:
-    lower(capture(Drawing(function)))
+    lower(capture(tiny_models.Through(function)))
 
 
-class OfPython(tiny_models.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.head(self.mean(input_ids) * random.random())
+def of_python(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
+    return m.mean(input_ids) * random.random()
 
 
-class OfNumpy(tiny_models.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.head(self.mean(input_ids) * float(np.random.rand()))
+def of_numpy(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
+    return m.mean(input_ids) * float(np.random.rand())
 
 
-@pytest.mark.parametrize("kind", [OfPython, OfNumpy])
+@pytest.mark.parametrize("compute", [of_python, of_numpy])
 def test_state_reveals_numbers_of_other_libraries(
-    kind: type[tiny_models.Bag], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compute: Callable[..., Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The state of their generators shows that NumPy or Python drew random numbers."""
-    monkeypatch.setattr(tiny_models, "drawing", kind, raising=False)
+    drawing = partial(tiny_models.Computed, compute)
+    monkeypatch.setattr(tiny_models, "drawing", drawing, raising=False)
     with pytest.raises(TraceError, match="draws random numbers in evaluation mode too"):
         export(factory="tiny_models:drawing", to="onnx", out=tmp_path / "out.bundle")
 
