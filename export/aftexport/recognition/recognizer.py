@@ -21,8 +21,16 @@ from aftexport.lowering import nodes as matching
 from aftexport.operators.domain import DOMAIN, VERSION
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.operators.registry import ALL_OPERATORS
-from aftexport.recognition.formula.algebra import multiply
-from aftexport.recognition.formula.terms import ONE, Axis, Dims, Product, Unreadable
+from aftexport.recognition.algebra import multiply
+from aftexport.recognition.comparison import (
+    Part,
+    ProofError,
+    Verdict,
+    compare,
+    in_float64,
+    part_of,
+    runner,
+)
 from aftexport.recognition.graph.normalize import remove_no_ops
 from aftexport.recognition.graph.shape_probe import NoRunnableSizes, ProbedGraph, probe
 from aftexport.recognition.patterns import PATTERNS, feature_products
@@ -43,19 +51,11 @@ from aftexport.recognition.projections import (
     fold_transposes,
     transposes_cost_more,
 )
-from aftexport.recognition.proof.comparison import (
-    Part,
-    ProofError,
-    Verdict,
-    compare,
-    in_float64,
-    part_of,
-    runner,
-)
 from aftexport.recognition.read import layout
 from aftexport.recognition.read.formulas import FORMULAS, PRODUCT_FORMULAS, PRODUCT_FUNCTIONS
 from aftexport.recognition.read.reader import Reader
 from aftexport.recognition.result import Match, NearMiss, Recognition
+from aftexport.recognition.terms import ONE, Axis, Dims, Product, Unreadable
 from aftexport.recognition.writer import Writer, write_nodes
 
 _LAST_OPERATORS = frozenset({

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from aftexport.lowering import nodes as matching
 from aftexport.operators.registry import ALL_OPERATORS
-from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.terms import (
+from aftexport.recognition.algebra import free
+from aftexport.recognition.graph.shape_probe import ProbedGraph
+from aftexport.recognition.patterns.pattern import Division, Operand, Rewrite, is_held, size_of
+from aftexport.recognition.terms import (
     Axis,
     Count,
     Dims,
@@ -28,8 +30,6 @@ from aftexport.recognition.formula.terms import (
     flat_dims,
     single_atom,
 )
-from aftexport.recognition.graph.shape_probe import ProbedGraph
-from aftexport.recognition.patterns.pattern import Division, Operand, Rewrite, is_held, size_of
 
 
 class Writer:

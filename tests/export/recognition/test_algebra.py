@@ -5,8 +5,8 @@ import random
 import onnx_ir as ir
 import pytest
 
-from aftexport.recognition.formula.algebra import add, key, multiply, sum_over
-from aftexport.recognition.formula.terms import (
+from aftexport.recognition.algebra import add, key, multiply, sum_over
+from aftexport.recognition.terms import (
     Axis,
     Exp,
     Leaf,

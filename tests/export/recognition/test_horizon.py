@@ -4,7 +4,7 @@ import onnx_ir as ir
 import pytest
 from sampling import any_case
 
-from aftexport.recognition.formula import algebra
+from aftexport.recognition import algebra
 from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.read import reader
 from aftexport.recognition.recognizer import recognize

@@ -9,19 +9,11 @@ from functools import cached_property
 import numpy as np
 
 from aftexport.operators.mechanisms.linear_attention import MIN_EPS
-from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.terms import (
-    Atom,
-    Axis,
-    CausalMask,
-    Indicator,
-    Leaf,
-    Product,
-    flat,
-)
+from aftexport.recognition.algebra import free
 from aftexport.recognition.patterns.channels import Roles, roles_of
 from aftexport.recognition.patterns.evaluation import whole
 from aftexport.recognition.patterns.pattern import Division, Subject, by_dependence, without
+from aftexport.recognition.terms import Atom, Axis, CausalMask, Indicator, Leaf, Product, flat
 
 
 @dataclass(frozen=True)

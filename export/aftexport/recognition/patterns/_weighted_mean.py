@@ -8,22 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.terms import (
-    Atom,
-    Axis,
-    CausalMask,
-    Count,
-    Dims,
-    Exp,
-    Function,
-    Max,
-    Product,
-    Sum,
-    as_product,
-    flat,
-    single_atom,
-)
+from aftexport.recognition.algebra import free
 from aftexport.recognition.patterns._linear_parts import is_causal_mask
 from aftexport.recognition.patterns.channels import packed
 from aftexport.recognition.patterns.evaluation import evaluated, gate
@@ -49,6 +34,21 @@ from aftexport.recognition.patterns.pattern import (
     sums,
     without,
     zeroed,
+)
+from aftexport.recognition.terms import (
+    Atom,
+    Axis,
+    CausalMask,
+    Count,
+    Dims,
+    Exp,
+    Function,
+    Max,
+    Product,
+    Sum,
+    as_product,
+    flat,
+    single_atom,
 )
 
 

@@ -17,22 +17,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula.algebra import free, has_window, key, multiply, power, substitute
-from aftexport.recognition.formula.algebra import free as axes_of
-from aftexport.recognition.formula.terms import (
-    ONE,
-    Atom,
-    Axis,
-    CausalMask,
-    Exp,
-    Plus,
-    Product,
-    Sum,
-    Unreadable,
-    Window,
-    as_product,
-    flat,
-)
+from aftexport.recognition.algebra import free, has_window, key, multiply, power, substitute
+from aftexport.recognition.algebra import free as axes_of
 from aftexport.recognition.patterns._weighted_mean import WeightedMean
 from aftexport.recognition.patterns.channels import check_tokens, packed
 from aftexport.recognition.patterns.evaluation import can_broadcast, evaluated
@@ -50,6 +36,20 @@ from aftexport.recognition.patterns.pattern import (
     without,
 )
 from aftexport.recognition.read import layout
+from aftexport.recognition.terms import (
+    ONE,
+    Atom,
+    Axis,
+    CausalMask,
+    Exp,
+    Plus,
+    Product,
+    Sum,
+    Unreadable,
+    Window,
+    as_product,
+    flat,
+)
 
 
 def match(subject: Subject) -> Rewrite | None:

@@ -6,7 +6,6 @@ gate(Q[b,t,c]) * sum_u exp(K[b,u,c] + w[t,u]) V[b,u,c] / sum_u exp(K[b,u,c] + w[
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula.terms import Exp, Product, number
 from aftexport.recognition.patterns._weighted_mean import WeightedMean
 from aftexport.recognition.patterns.pattern import (
     LOWEST,
@@ -16,6 +15,7 @@ from aftexport.recognition.patterns.pattern import (
     logits_of,
     without,
 )
+from aftexport.recognition.terms import Exp, Product, number
 
 
 def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | None:

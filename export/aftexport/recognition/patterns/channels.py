@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.terms import (
+from aftexport.recognition.algebra import free
+from aftexport.recognition.patterns.pattern import NearMissFound, Subject, same_size, size_of
+from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.terms import (
     Axis,
     Dims,
     Exp,
@@ -28,8 +30,6 @@ from aftexport.recognition.formula.terms import (
     regroup,
     single_atom,
 )
-from aftexport.recognition.patterns.pattern import NearMissFound, Subject, same_size, size_of
-from aftexport.recognition.read.reader import Reader
 
 _CHANNELS_SECOND = ("BatchNormalization", "Conv", "ConvTranspose", "GroupNormalization",
            "InstanceNormalization")  # fmt: skip

@@ -5,8 +5,7 @@ scale * sum_du softmax_d(Q[b,t,h,d]) softmax_u(K[b,u,h,d]) V[b,u,h,e]
 
 from collections.abc import Sequence
 
-from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.terms import Axis, Exp, Indicator, Product, Sum, as_product, flat
+from aftexport.recognition.algebra import free
 from aftexport.recognition.patterns._linear_parts import is_causal_mask
 from aftexport.recognition.patterns.channels import Roles, check_tokens, roles_of
 from aftexport.recognition.patterns.failed_conditions import applied_function, summed_tokens
@@ -27,6 +26,7 @@ from aftexport.recognition.patterns.pattern import (
     without,
     zeroed,
 )
+from aftexport.recognition.terms import Axis, Exp, Indicator, Product, Sum, as_product, flat
 
 
 def match(subject: Subject) -> Rewrite | None:

@@ -11,7 +11,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula.terms import (
+from aftexport.recognition.comparison import ProofError, part_of, run_once, runner
+from aftexport.recognition.graph.shape_probe import Arrays, ProbedGraph, depends_on_inputs
+from aftexport.recognition.patterns.pattern import Factor, Subject, leaves
+from aftexport.recognition.terms import (
     Atom,
     Axis,
     Dims,
@@ -24,9 +27,6 @@ from aftexport.recognition.formula.terms import (
     Unreadable,
     flat_dims,
 )
-from aftexport.recognition.graph.shape_probe import Arrays, ProbedGraph, depends_on_inputs
-from aftexport.recognition.patterns.pattern import Factor, Subject, leaves
-from aftexport.recognition.proof.comparison import ProofError, part_of, run_once, runner
 
 Elementwise = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 

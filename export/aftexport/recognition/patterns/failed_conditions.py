@@ -6,8 +6,12 @@ weights of such a sum are described here too.
 
 from collections.abc import Iterator
 
-from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.terms import (
+from aftexport.recognition.algebra import free
+from aftexport.recognition.graph.shape_probe import depends_on_inputs
+from aftexport.recognition.patterns.channels import channel_axes
+from aftexport.recognition.patterns.evaluation import NO_GATE, gate
+from aftexport.recognition.patterns.pattern import Operand, Rewrite, Subject, is_condition, sums
+from aftexport.recognition.terms import (
     Atom,
     Axis,
     CausalMask,
@@ -23,10 +27,6 @@ from aftexport.recognition.formula.terms import (
     as_product,
     flat,
 )
-from aftexport.recognition.graph.shape_probe import depends_on_inputs
-from aftexport.recognition.patterns.channels import channel_axes
-from aftexport.recognition.patterns.evaluation import NO_GATE, gate
-from aftexport.recognition.patterns.pattern import Operand, Rewrite, Subject, is_condition, sums
 
 PAIR_WEIGHTS = "the weights are of pairs of query and key, as in dot-product attention"
 

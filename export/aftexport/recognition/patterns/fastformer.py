@@ -21,23 +21,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula import algebra
-from aftexport.recognition.formula.algebra import free, key, multiply, negation, substitute
-from aftexport.recognition.formula.terms import (
-    ONE,
-    Axis,
-    Exp,
-    Function,
-    Leaf,
-    Plus,
-    Product,
-    Sum,
-    Unreadable,
-    as_product,
-    flat,
-    number,
-    single_atom,
-)
+from aftexport.recognition import algebra
+from aftexport.recognition.algebra import free, key, multiply, negation, substitute
 from aftexport.recognition.graph.shape_probe import ProbedGraph
 from aftexport.recognition.patterns.channels import check_tokens, heads_of
 from aftexport.recognition.patterns.pattern import (
@@ -58,6 +43,21 @@ from aftexport.recognition.patterns.pattern import (
     within,
     without,
     zeroed,
+)
+from aftexport.recognition.terms import (
+    ONE,
+    Axis,
+    Exp,
+    Function,
+    Leaf,
+    Plus,
+    Product,
+    Sum,
+    Unreadable,
+    as_product,
+    flat,
+    number,
+    single_atom,
 )
 
 

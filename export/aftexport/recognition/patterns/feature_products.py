@@ -13,22 +13,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from aftexport.recognition.formula.algebra import free, key, multiply, substitute
-from aftexport.recognition.formula.terms import (
-    ONE,
-    Atom,
-    Axis,
-    Count,
-    Function,
-    Leaf,
-    Plus,
-    Product,
-    Sum,
-    as_product,
-    flat,
-    number,
-    single_atom,
-)
+from aftexport.recognition.algebra import free, key, multiply, substitute
 from aftexport.recognition.patterns._linear_parts import (
     Parts,
     is_causal_mask,
@@ -61,6 +46,21 @@ from aftexport.recognition.patterns.pattern import (
     within,
     without,
     without_outside,
+)
+from aftexport.recognition.terms import (
+    ONE,
+    Atom,
+    Axis,
+    Count,
+    Function,
+    Leaf,
+    Plus,
+    Product,
+    Sum,
+    as_product,
+    flat,
+    number,
+    single_atom,
 )
 
 

@@ -11,22 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.terms import (
-    Atom,
-    Count,
-    Exp,
-    Function,
-    Indicator,
-    Leaf,
-    Plus,
-    Product,
-    Sum,
-    as_product,
-    flat,
-    number,
-    single_atom,
-)
+from aftexport.recognition.algebra import free
 from aftexport.recognition.patterns._linear_parts import (
     Parts,
     is_causal_mask,
@@ -50,6 +35,21 @@ from aftexport.recognition.patterns.pattern import (
     size_of,
     sums,
     without,
+)
+from aftexport.recognition.terms import (
+    Atom,
+    Count,
+    Exp,
+    Function,
+    Indicator,
+    Leaf,
+    Plus,
+    Product,
+    Sum,
+    as_product,
+    flat,
+    number,
+    single_atom,
 )
 
 FEATURE_MAPS: dict[str, Elementwise] = {

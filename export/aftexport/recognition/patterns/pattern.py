@@ -9,9 +9,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula import algebra
-from aftexport.recognition.formula.algebra import free, key, multiply, substitute
-from aftexport.recognition.formula.terms import (
+from aftexport.recognition import algebra
+from aftexport.recognition.algebra import free, key, multiply, substitute
+from aftexport.recognition.graph.shape_probe import ProbedGraph, depends_on_inputs
+from aftexport.recognition.read import layout
+from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.terms import (
     ONE,
     Atom,
     Axis,
@@ -30,9 +33,6 @@ from aftexport.recognition.formula.terms import (
     flat_dims,
     single_atom,
 )
-from aftexport.recognition.graph.shape_probe import ProbedGraph, depends_on_inputs
-from aftexport.recognition.read import layout
-from aftexport.recognition.read.reader import Reader
 
 Factor = tuple[Atom, float]
 LOWEST = -1e30

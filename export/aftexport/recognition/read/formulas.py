@@ -11,9 +11,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula import algebra
-from aftexport.recognition.formula.algebra import add, free, multiply, negation, sum_over_windows
-from aftexport.recognition.formula.terms import (
+from aftexport.recognition import algebra
+from aftexport.recognition.algebra import add, free, multiply, negation, sum_over_windows
+from aftexport.recognition.graph.shape_probe import depends_on_inputs
+from aftexport.recognition.read import layout
+from aftexport.recognition.read.layout import PART_FORMULAS, WINDOW_FORMULAS
+from aftexport.recognition.read.reader import Formula, Reader, axis_index, scalar
+from aftexport.recognition.terms import (
     ONE,
     Axis,
     CausalMask,
@@ -27,10 +31,6 @@ from aftexport.recognition.formula.terms import (
     fresh,
     number,
 )
-from aftexport.recognition.graph.shape_probe import depends_on_inputs
-from aftexport.recognition.read import layout
-from aftexport.recognition.read.layout import PART_FORMULAS, WINDOW_FORMULAS
-from aftexport.recognition.read.reader import Formula, Reader, axis_index, scalar
 
 
 def _identity(reader: Reader, node: ir.Node, dims: Dims) -> Product:

@@ -11,8 +11,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula.algebra import has_window, multiply, occurring, sum_over_windows
-from aftexport.recognition.formula.terms import (
+from aftexport.recognition.algebra import has_window, multiply, occurring, sum_over_windows
+from aftexport.recognition.read.reader import Reader, axis_index, scalar
+from aftexport.recognition.terms import (
     Axis,
     Dims,
     Part,
@@ -26,7 +27,6 @@ from aftexport.recognition.formula.terms import (
     number,
     regroup,
 )
-from aftexport.recognition.read.reader import Reader, axis_index, scalar
 
 
 def _transpose(reader: Reader, node: ir.Node, dims: Dims) -> Product:

@@ -21,8 +21,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula.algebra import add, has_window
-from aftexport.recognition.formula.terms import (
+from aftexport.recognition.algebra import add, has_window
+from aftexport.recognition.graph.shape_probe import ProbedGraph, depends_on_inputs
+from aftexport.recognition.terms import (
     Axis,
     Count,
     Dims,
@@ -38,7 +39,6 @@ from aftexport.recognition.formula.terms import (
     fresh,
     number,
 )
-from aftexport.recognition.graph.shape_probe import ProbedGraph, depends_on_inputs
 
 ELEMENTWISE = frozenset({
     "Abs", "Ceil", "Celu", "Clip", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid",

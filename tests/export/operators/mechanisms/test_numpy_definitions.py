@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from aftexport.operators.mechanisms import OPERATORS
-from aftexport.recognition.proof.definitions import definition
+from aftexport.recognition.definitions import definition
 
 from .cases import (
     FEW,

@@ -1,4 +1,9 @@
-"""Comparison of a part of a graph with its rewrite, in float64 on adversarial inputs."""
+"""Comparison of a rewrite with the original in float64 on adversarial inputs.
+
+The compared part of the graph lies between the value of a formula and the tensors at which the
+formula ends. Those tensors get ordinary, large, tiny and constant numbers, one entry that
+dominates, entries of a batch that are many magnitudes apart, and numbers beyond any clamp.
+"""
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,13 +19,13 @@ from onnx.reference.op_run import OpRun
 from aftexport.engines.cast_graph import widen_nodes
 from aftexport.operators.domain import DOMAIN
 from aftexport.operators.schema import OnnxOperator
+from aftexport.recognition.definitions import definition
 from aftexport.recognition.graph.shape_probe import (
     Arrays,
     ProbedGraph,
     any_above,
     depends_on_inputs,
 )
-from aftexport.recognition.proof.definitions import definition
 from aftexport.recognition.read import layout
 
 Array = NDArray[np.generic]

@@ -18,7 +18,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from aftexport.recognition.formula.terms import (
+from aftexport.recognition.terms import (
     ONE,
     Atom,
     Axis,
