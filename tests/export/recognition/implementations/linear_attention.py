@@ -206,11 +206,7 @@ Cross = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class CrossLayer(nn.Module):
-    """Queries of the tokens, and keys and values of the tokens and five more.
-
-    Attributes:
-        width: the channels of queries and keys, beside ``DIM`` of the values.
-    """
+    """Queries of the tokens, and keys and values of the tokens and five more."""
 
     def __init__(self, attend: Cross, width: int | None = None) -> None:
         super().__init__()
