@@ -137,11 +137,7 @@ def prepared(model: nn.Module, dtype: torch.dtype, inputs: Collection[str]) -> n
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """Return a copy of a module that shares no weights with it.
-
-    Raises:
-        TraceError: if an attribute of the module cannot be copied.
-    """
+    """Return a copy that shares no weights; raises TraceError if an attribute cannot be copied."""
     values = (
         value
         for part in module.modules()

@@ -280,7 +280,6 @@ def _value(node: Node) -> Tensor:
 
 
 def _inputs(node: Node) -> list[Node]:
-    """Return the inputs of a node that are tensors."""
     return [i for i in node.all_input_nodes if _has_tensors(i)]
 
 

@@ -96,11 +96,7 @@ class InputSpec:
         return main_input(self.names)
 
     def check_max_length(self, asked: int | None) -> None:
-        """Check a maximum length that the user asked for.
-
-        Raises:
-            UsageError: if it exceeds that of the model.
-        """
+        """Raise UsageError if a requested maximum length exceeds that of the model."""
         if asked is not None and self.max_tokens is not None and self.max_tokens < asked:
             raise UsageError(
                 f"--max-length must be at most {self.max_tokens} for the export of this model, got "

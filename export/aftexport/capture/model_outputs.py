@@ -50,11 +50,7 @@ def named_tensors(result: Any) -> dict[str, Tensor]:
 
 
 def check_names(names: Iterable[object]) -> None:
-    """Check the names of outputs.
-
-    Raises:
-        TraceError: if a name is not an identifier of up to 64 ASCII characters, or is reserved.
-    """
+    """Raise TraceError for names that are reserved or not ASCII identifiers of up to 64 letters."""
     for name in names:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise TraceError(

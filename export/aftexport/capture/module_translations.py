@@ -69,7 +69,6 @@ def installed_version() -> str:
 
 
 def _number(text: str) -> tuple[int, ...]:
-    """Return major and minor number of a version."""
     return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
 
 
@@ -256,11 +255,7 @@ def translate_functions(model: nn.Module) -> Iterator[None]:
 
 
 def refuse_unknown_functions(model: nn.Module) -> None:
-    """Raise an error for a loop over tokens whose form in the installed version is unknown.
-
-    Raises:
-        TraceError: if a recurrence of the model is not translated.
-    """
+    """Raise TraceError for a loop over tokens whose form in this version is unknown."""
     for space, translation in _places(model):
         if translation.has_loop and not translation.fits(space[translation.name]):
             raise TraceError(

@@ -236,11 +236,7 @@ class _SummedHeads:
         return [name for name, value in self._outputs.items() if len(axes_of(value)) == 2]
 
     def find(self, output: str) -> tuple[_LinearHead, _TokenSum]:
-        """Return the head of an output ``[batch, classes]``, and the sum that it is linear in.
-
-        Raises:
-            NoEvidence: if the output has no such head.
-        """
+        """Return the head of an output ``[batch, classes]`` and its sum; raises NoEvidence."""
         if output not in self._outputs:
             raise NoEvidence(f"{output} is not computed from the tokens")
         head = self._head(self._outputs[output])

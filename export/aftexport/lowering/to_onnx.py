@@ -84,11 +84,7 @@ def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.Model
 
 
 def decomposed(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> ExportedProgram:
-    """Return the program of the operators that ``lower`` translates, named as in the ONNX graph.
-
-    Raises:
-        UsageError, TraceError: if ``lower`` raises them.
-    """
+    """Return the program that ``lower`` translates, named as in the graph; raises as it does."""
     translated = _translated(program, opset, output_names(program)).exported_program
     assert translated is not None  # torch.onnx received a program
     return translated
@@ -144,7 +140,6 @@ def _translated(
 
 
 def _max_tokens(program: ExportedProgram) -> int:
-    """Return the maximum tokens of a document."""
     names = tuple(map(str, program.graph_signature.user_inputs))
     main = next(
         n for n in program.graph.find_nodes(op="placeholder") if n.name == main_input(names)

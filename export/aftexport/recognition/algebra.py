@@ -55,11 +55,7 @@ _NO_NAMES: frozenset[Any] = frozenset()
 # it, and a long text is replaced by its digest. So a formula of n atoms takes about n computations,
 # and not a multiple of that for each sum within a sum.
 def key(product: Product) -> str:
-    """Return a text that is the same for equal formulas, and different for others.
-
-    Raises:
-        Unreadable: if a sum is over more axes than any mechanism has.
-    """
+    """Return a text that only equal formulas share; raises Unreadable for too many axes."""
     return _product(product, {})
 
 

@@ -379,11 +379,7 @@ def _value(atom: Leaf | Function | Plus) -> ir.Value:
 
 
 def write_nodes(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
-    """Write a rewrite and return its output.
-
-    Raises:
-        Unreadable: if the layout cannot be written.
-    """
+    """Write a rewrite and return its output; raises Unreadable if the layout cannot be written."""
     written = {id(operand): operand for operand in rewrite.operands}
     values = {name: _operand(writer, rewrite, operand) for name, operand in written.items()}
     inputs = [values[id(operand)] for operand in rewrite.operands]

@@ -210,11 +210,7 @@ def _is_size(value: ir.Value) -> bool:
 
 
 def probe(model: onnx.ModelProto) -> ProbedGraph:
-    """Run a model at several sizes.
-
-    Raises:
-        NoRunnableSizes: if no sizes work, with the reason of the runtime.
-    """
+    """Run a model at several sizes; raises NoRunnableSizes with the reason of the runtime."""
     names = [name for node in model.graph.node for name in node.output if name]
     traced = _with_outputs(model, names)
     try:

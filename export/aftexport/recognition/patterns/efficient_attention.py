@@ -78,7 +78,6 @@ def _rewrite(
     bound: tuple[tuple[Axis, ...], tuple[Axis, ...]],
     scale: float,
 ) -> Rewrite:
-    """Return the operator."""
     query, key, value = operands
     summed, channels = bound
     query_logits, key_logits = logits_of(query), logits_of(key)

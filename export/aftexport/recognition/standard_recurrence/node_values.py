@@ -70,11 +70,7 @@ class ForeignNode:
         return f"node {name!r} ({title(self.node)})"
 
     def attributes(self) -> dict[str, int | float | str]:
-        """Return all attributes.
-
-        Raises:
-            NotTranslatable: if there is one that is not known here.
-        """
+        """Return all attributes; raises NotTranslatable if there is one that is not known here."""
         values: dict[str, int | float | str] = dict(self.defaults)
         for name, attribute in self.node.attributes.items():
             if name not in values:

@@ -82,11 +82,7 @@ def check_sizes(node: ir.Node, run: Arrays) -> None:
 
 
 def translate(model: ir.Model, run: Arrays) -> Translation:
-    """Replace the recurrent nodes of other domains in place.
-
-    Raises:
-        UsageError: if a node violates its own definition.
-    """
+    """Replace recurrent nodes of other domains in place; raises UsageError for an invalid node."""
     result, known = Translation(), dict[ir.Value, ir.Value]()
     for node in list(model.graph):
         if not is_foreign(node):
