@@ -379,7 +379,7 @@ def test_error_names_user_operator_and_line(
     function: Callable[[Tensor], Tensor], operator: str, tmp_path: Path
 ) -> None:
     program = capture(tiny_models.Through(function))
-    said = rf"cannot translate {operator} \(.*test_to_onnx.py, line \d+, in .*\): ONNX has no"
+    said = rf"cannot translate {operator} \(.*tiny_models.py, line \d+, in .*\): ONNX has no"
     with pytest.raises(TraceError, match=said) as refused:
         lower(program)
     assert "prims." not in str(refused.value)
