@@ -13,7 +13,7 @@ import onnx
 import pytest
 import torch
 from export.recognition.graphs import scripted
-from export.recognition.implementations.aft_simple import simple_softmax
+from export.recognition.implementations.aft import simple_softmax
 from export.recognition.layer import DIM, Layer
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name

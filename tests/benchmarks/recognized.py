@@ -79,19 +79,12 @@ def forms(dim: int, tokens: int) -> list[Form]:
     """Return every form at one size."""
     sizes.DIM, sizes.HEADS, sizes.TOKENS = dim, HEADS, tokens
     # These modules read the sizes when they are imported.
-    from export.recognition.implementations import (
-        cross_attention,
-        feature_maps,
-        feature_products,
-        images,
-        linear_attention,
-        separable,
-    )
+    from export.recognition.implementations import aft, feature_products, images, linear_attention
 
-    feature_maps.RANDOM_FEATURES = RANDOM_FEATURES
+    feature_products.RANDOM_FEATURES = RANDOM_FEATURES
     torch.manual_seed(0)
     layers: dict[str, tuple[str, nn.Module]] = {}
-    for module in (cross_attention, feature_maps, feature_products, linear_attention, separable):
+    for module in (aft, feature_products, linear_attention):
         layers |= module.layers()
     pictures = {
         title: images.layers(images.Size(dim, heads, dim // heads))[name][1]

@@ -81,6 +81,30 @@ class Applied(nn.Module):
         return result
 
 
+class Computed(Bag):
+    """The head of a function of the module and the ids."""
+
+    def __init__(self, compute: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.compute(self, input_ids))
+
+
+class Through(Bag):
+    """The head of the mean of a function of the embedded tokens."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        x = self.function(x)
+        return self.head(x.mean(1))
+
+
 class NormalizedOverBatch(Bag):
     """Documents of one run change each other's scores."""
 

@@ -25,33 +25,24 @@ _MAX_BATCH = 1 << 16
 
 @dataclass(frozen=True)
 class Failure:
-    """The error of an attempt to capture a model.
-
-    Attributes:
-        guards: the guards that torch set on the model's sizes.
-        questions: the questions of the model whether it is captured, which got the answer no.
-    """
+    """The error of an attempt to capture a model."""
 
     error: Exception
     guards: list[ShapeGuard]
-    questions: list[str]
+    questions: list[str]  # questions of the model whether it is captured, which got the answer no
 
 
 @dataclass(frozen=True)
 class _Attempt:
-    """The options of one call of torch.export.
+    """The options of one call of torch.export."""
 
-    Attributes:
-        may_be_one: whether torch takes branches that also hold for sizes of 1. By default it
-            assumes that a size above 1 in the example, as in ``x[:, ::2]``, is never 1; short
-            documents break this assumption.
-        decide: the option of ``record_shape_guards``.
-        strict: whether torch reads the code of the forward instead of running it, which keeps
-            ``int(tokens * 0.5)`` dynamic.
-    """
-
+    # Whether torch takes branches that also hold for sizes of 1. By default it assumes that a
+    # size above 1 in the example, as in ``x[:, ::2]``, is never 1; short documents break this
+    # assumption.
     may_be_one: bool
-    decide: bool
+    decide: bool  # the option of ``record_shape_guards``
+    # Whether torch reads the code of the forward instead of running it, which keeps ``int(tokens
+    # * 0.5)`` dynamic.
     strict: bool
 
 
@@ -68,13 +59,7 @@ def attempt_export(
 ) -> ExportedProgram | list[Failure]:
     """Capture a model by the first attempt that succeeds.
 
-    Args:
-        model: the module, in evaluation mode and with plain inputs.
-        inputs: its inputs.
-        limit: the maximum length of a document in tokens.
-
-    Returns:
-        The program, or the failure of each attempt; the last one is the most specific.
+    Otherwise return the failure of each attempt; the last one is the most specific.
     """
     dims: dict[str, Any] = {
         "batch": Dim("batch", min=1, max=_MAX_BATCH),
@@ -155,8 +140,7 @@ _LOCK = threading.RLock()
 def _answered_as_in_pytorch() -> Iterator[list[str]]:
     """Let a model's own code find that it is not captured, in this thread, during the block.
 
-    Yields:
-        A list that receives each question, with the line that asked it.
+    The yielded list receives each question, with the line that asked it.
     """
     thread, asked = threading.get_ident(), list[str]()
 
@@ -214,11 +198,7 @@ def _free_sizes_in_math(model: nn.Module) -> Iterator[list[str]]:
     A root is a symbolic number, whose whole part can be a size. The other results are tensors
     ``[]`` of the default type, because sympy has no symbols for them.
 
-    Args:
-        model: the model, whose forwards may import these functions by other names.
-
-    Yields:
-        A list that receives the name of each function whose result became a tensor.
+    The yielded list receives the name of each function whose result became a tensor.
     """
     thread, used = threading.get_ident(), list[str]()
 

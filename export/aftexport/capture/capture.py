@@ -17,14 +17,15 @@ from torch.jit import ScriptFunction, ScriptModule
 from aftexport.capture.attempts import attempt_export
 from aftexport.capture.failure import explain, find_bound
 from aftexport.capture.float32_positions import keep_positions_float32
-from aftexport.capture.forward_signature import ForwardSignature, with_plain_inputs
-from aftexport.capture.model_inputs import ModelInputs, features_of
-from aftexport.capture.model_outputs import name_outputs
-from aftexport.capture.module_translations import (
-    refuse_unknown_functions,
-    switch_off_caches,
+from aftexport.capture.model_inputs import (
+    ForwardSignature,
+    ModelInputs,
+    features_of,
+    with_plain_inputs,
 )
-from aftexport.capture.type_constants import trained_limits, trained_type
+from aftexport.capture.model_outputs import name_outputs
+from aftexport.capture.module_translations import refuse_unknown_functions, switch_off_caches
+from aftexport.capture.reference_module import trained_limits, trained_type
 from aftexport.errors import TraceError, first_line
 from aftexport.extra_inputs import ExtraInput
 from aftexport.system.contract import MAX_TOKENS
@@ -46,27 +47,21 @@ ENGINE_PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch
 def capture(
     model: nn.Module,
     *,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float32,  # the floating-point type of the exported parameters
+    # The maximum length of a document in tokens; None for ``MAX_TOKENS``. A lower maximum that
+    # torch.export reports takes its place if PyTorch itself refuses longer documents, as a table
+    # of positions does.
     max_tokens: int | None = None,
+    # The number of features of a token by ``--features``; None for the number that the module
+    # declares, or for token ids.
     num_features: int | None = None,
     extras: tuple[ExtraInput, ...] = (),
-    mask: bool = True,
+    mask: bool = True,  # whether a forward without ``lengths`` may get a mask
 ) -> ExportedProgram:
     """Capture a module whose forward takes token ids or features, and optionally their lengths.
 
     A forward that takes ``attention_mask`` and no ``lengths`` gets a mask of the lengths. If it
     cannot be captured with a mask, it is captured without one, for documents without padding.
-
-    Args:
-        model: the module, which stays unchanged: a copy is put in evaluation mode, cast and folded.
-        dtype: the floating-point type of the exported parameters.
-        max_tokens: the maximum length of a document in tokens; None for ``MAX_TOKENS``. A lower
-            maximum that torch.export reports takes its place if PyTorch itself refuses longer
-            documents, as a table of positions does.
-        num_features: the number of features of a token by ``--features``; None for the number that
-            the module declares, or for token ids.
-        extras: the extra inputs by ``--input``.
-        mask: whether a forward without ``lengths`` may get a mask.
 
     Raises:
         TraceError: if the forward signature differs, or the model cannot be
@@ -106,10 +101,7 @@ def _captured(
 
 
 def _captured_by_attempts(
-    model: nn.Module,
-    prepare: Callable[[], nn.Module],
-    inputs: ModelInputs,
-    max_tokens: int | None,
+    model: nn.Module, prepare: Callable[[], nn.Module], inputs: ModelInputs, max_tokens: int | None
 ) -> ExportedProgram:
     limit = max_tokens or MAX_TOKENS
     captured = attempt_export(model, inputs, limit)
@@ -133,13 +125,7 @@ def _scripted(subject: str) -> TraceError:
 
 
 def prepared(model: nn.Module, dtype: torch.dtype, inputs: Collection[str]) -> nn.Module:
-    """Return a copy of a module in evaluation mode, cast and folded, with plain inputs.
-
-    Args:
-        model: the module.
-        dtype: the floating-point type of its parameters.
-        inputs: the names of its inputs; see ``with_plain_inputs``.
-    """
+    """Return a copy of a module in evaluation mode, cast and folded, with plain inputs."""
     model = with_plain_inputs(copied(model).eval().to(dtype), inputs)
     switch_off_caches(model)
     # A hook leaves the names of the parameters as they are, and a wrapper would change them.
@@ -151,11 +137,7 @@ def prepared(model: nn.Module, dtype: torch.dtype, inputs: Collection[str]) -> n
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """Return a copy of a module that shares no weights with it.
-
-    Raises:
-        TraceError: if an attribute of the module cannot be copied.
-    """
+    """Return a copy that shares no weights; raises TraceError if an attribute cannot be copied."""
     values = (
         value
         for part in module.modules()

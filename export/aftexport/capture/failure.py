@@ -1,17 +1,18 @@
 """Failures of torch.export to capture a model, each as one error with one remedy."""
 
 import re
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.export import ExportedProgram
 
 from aftexport.capture.attempts import Failure, attempt_export
 from aftexport.capture.model_inputs import ModelInputs
-from aftexport.capture.random_operators import error_of_failure
-from aftexport.capture.shape_guards import ShapeGuard
+from aftexport.capture.shape_guards import ShapeGuard, is_the_users, last_own_line, line_of
 from aftexport.capture.torch_messages import (
     cause,
     failed_in_torch,
@@ -21,14 +22,13 @@ from aftexport.capture.torch_messages import (
 )
 from aftexport.errors import TraceError
 from aftexport.system.contract import FEATURES, IDS, MAX_TOKENS
+from aftexport.system.internals.torch_operators import OpOverload
 
 
 class OneWayError(TraceError):
     """A model that torch.export captures up to a length, where it takes one branch only.
 
-    Attributes:
-        max_tokens: the length.
-        without_length: the same error, whose remedy does not name the length.
+    ``without_length`` is the same error, whose remedy does not name the length ``max_tokens``.
     """
 
     def __init__(self, problem: str, remedy: str, max_tokens: int) -> None:
@@ -40,14 +40,7 @@ class OneWayError(TraceError):
 def explain(
     model: nn.Module, inputs: ModelInputs, failures: Sequence[Failure], limit: int
 ) -> TraceError:
-    """Return the error that explains to the author of a model why it cannot be captured.
-
-    Args:
-        model: the module, in evaluation mode and with plain inputs.
-        inputs: its inputs.
-        failures: the failure of each attempt; the last one is the most specific.
-        limit: the requested maximum length of a document, in tokens.
-    """
+    """Return the error that explains to the author of a model why it cannot be captured."""
     first, *again = failures
     error, guard = (
         failures[-1].error,
@@ -81,9 +74,7 @@ def find_bound(
 ) -> int | None:
     """Return the maximum length that the model's own tables allow; None if it is unknown.
 
-    Args:
-        prepare: returns a new copy of the module; a forward may change the one that it runs in.
-        inputs, failures, limit: the arguments of ``explain``.
+    ``prepare`` returns a new copy of the module, since a forward may change the one it runs in.
     """
     bound = _max_tokens(failures, limit)
     beyond = bound + 2  # the last length can be one more than the bound
@@ -194,7 +185,7 @@ _IN_TORCH = (
     "Slice in that line from the start or in other steps, pad the tokens before the slice, or "
     "write the line in other operators."
 )
-"""The advice for failures inside torch, see ``complaints.failed_in_torch``."""
+"""The advice for failures inside torch, see ``torch_messages.failed_in_torch``."""
 _BRANCHES = "Remove branches on the number of tokens from forward."
 _ONE_WAY = "Or export one branch only: --max-length {}."
 _TABLE = "Give the table in that line one row for every token."
@@ -238,10 +229,7 @@ def _decisive_guard(
     A guard in one attempt only comes from the branch that torch was told to take, except for a
     branch of the model itself. The same condition may be written differently in both attempts.
 
-    Args:
-        guards: the guards of the attempt in which sizes are never 1.
-        retry_guards: the guards of the same model in the attempt in which sizes may be 1; empty
-            if there was no such attempt.
+    In the attempt of ``guards`` sizes are never 1, and in that of ``retry_guards`` they may be 1.
     """
     if not retry_guards:
         return next(iter([g for g in guards if _restricts(g)] or guards), None)
@@ -259,21 +247,14 @@ def _restricts(guard: ShapeGuard) -> bool:
 def remedy(
     model: nn.Module,
     complaint: str,
-    guard: ShapeGuard | None = None,
+    guard: ShapeGuard | None = None,  # the one of ``_decisive_guard``
     *,
     has_features: bool = False,
+    # The advice for unknown complaints.
     otherwise: str = "Write it in other operators; branches on values, .item() and .tolist() "
     "cannot be captured.",
 ) -> tuple[str, bool]:
-    """Return the advice for one failure, in the imperative, and whether a maximum length helps too.
-
-    Args:
-        model: the model that could not be captured.
-        complaint: the message of torch.export, or of the module itself.
-        guard: the decisive guard, see ``_decisive_guard``.
-        has_features: whether the model takes features instead of token ids.
-        otherwise: the advice for unknown complaints.
-    """
+    """Return the imperative advice for one failure, and whether a maximum length helps too."""
     if (
         advice := _advice_on_module(model, complaint, guard, has_features=has_features)
     ) is not None:
@@ -335,3 +316,69 @@ def _advice_on_guard(guard: ShapeGuard) -> tuple[str, bool] | None:
         )
         return advice, False
     return (_WINDOWS, False) if guard.is_of_multiples else None
+
+
+_SWITCHES = ("train", "training")
+"""Arguments whose value False switches drawing off."""
+_SHARES = ("dropout", "dropout_p")
+"""Arguments whose value 0 switches drawing off."""
+
+
+def drawing_error(operator: str, line: str) -> TraceError:
+    """Return the error for a model that draws random numbers; both are empty if unknown."""
+    place = ", ".join(filter(None, (operator, line)))
+    return TraceError(
+        "Expected a deterministic forward, got one that draws random numbers"
+        f"{f' ({place})' if place else ''}: a document must have the same scores every time.",
+        "Pass training=self.training to F.dropout, or use nn.Dropout."
+        if "dropout" in operator
+        else "Draw them only if self.training; or draw them once, in __init__, and keep them by "
+        "register_buffer.",
+    )
+
+
+def drawing_node(program: torch.export.ExportedProgram) -> fx.Node | None:
+    """Return the first node of a captured program that draws random numbers; None without one."""
+    return next((node for node in program.graph.nodes if draws(node)), None)
+
+
+def draws(node: fx.Node) -> bool:
+    """Return whether a captured node draws random numbers."""
+    target = node.target
+    if not isinstance(target, OpOverload) or not _may_draw(target):
+        return False
+    names = [argument.name for argument in target._schema.arguments]
+    values: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    for argument in target._schema.arguments:
+        value = values.get(argument.name, argument.default_value)
+        if argument.name in _SWITCHES and value is False:
+            return False
+        if argument.name in _SHARES and value == 0:
+            return False
+    return True
+
+
+def error_of_node(node: fx.Node) -> TraceError:
+    """Return the error for a program with a node that draws."""
+    return drawing_error(str(node.target).rpartition(".")[0], last_own_line(node.meta))
+
+
+def error_of_failure(error: BaseException) -> TraceError | None:
+    """Return the error for a model whose capture failed in an operator that draws; else None."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    line, operator = "", None
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if is_the_users(frame):
+            line, operator = line_of(frame, number), None
+        called = frame.f_locals.get("func")
+        operator = called if isinstance(called, OpOverload) else operator
+    if operator is None or not _may_draw(operator):
+        return None
+    if any(a.name in (*_SWITCHES, *_SHARES) for a in operator._schema.arguments):
+        return None  # such as a GRU, which draws only for its dropout
+    return drawing_error(str(operator).rpartition(".")[0], line)
+
+
+def _may_draw(operator: OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in operator.tags

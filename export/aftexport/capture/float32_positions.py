@@ -51,9 +51,7 @@ _LOOKUPS = frozenset(("embedding", "gather", "index", "index_select"))
 def keep_positions_float32(program: ExportedProgram, module: nn.Module) -> None:
     """Compute positions, counts, lengths and cumulative sums of a 16-bit program in float32.
 
-    Args:
-        program: the captured program, which is changed in place.
-        module: the module before its cast, whose parameters and buffers have all their digits.
+    ``module`` is not cast yet, so that its parameters and buffers have all their digits.
     """
     exact = dict[str, Tensor](module.named_parameters(remove_duplicate=False))
     _Widener(program, exact | dict(module.named_buffers(remove_duplicate=False))).run()
@@ -166,7 +164,7 @@ class _Widener:
         if name in _PRODUCTS | _SUMS and _is_beyond(node, sizes=has_tokens):
             return True
         if not has_tokens:
-            return False  # passes.float32_sums widens these in the graph
+            return False  # lowering.float32_sums widens these in the graph
         halves = [i for i in inputs if _is_half(i)]
         wide = [i in self._chosen and i not in self._small for i in halves]
         if name == "cumsum" or (name in _PRODUCTS and any(wide)):
@@ -282,7 +280,6 @@ def _value(node: Node) -> Tensor:
 
 
 def _inputs(node: Node) -> list[Node]:
-    """Return the inputs of a node that are tensors."""
     return [i for i in node.all_input_nodes if _has_tensors(i)]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from aftexport.capture.model_spec import InputSpec
+from aftexport.capture.model_inputs import InputSpec
 from aftexport.capture.vocabulary import read_maximum, read_vocabulary
 from aftexport.errors import TraceError, UsageError
 from aftexport.extra_inputs import ExtraInput
@@ -21,15 +21,11 @@ _aten = torch.ops.aten
 
 def input_spec(
     program: ExportedProgram,
+    # The number of ids by ``--vocab-size``; None to read it from the program.
     vocab_size: int | None = None,
     extras: Sequence[ExtraInput] = (),
 ) -> InputSpec:
     """Return the input specification of a captured program.
-
-    Args:
-        program: the result of ``capture.capture``.
-        vocab_size: the number of ids by ``--vocab-size``; None to read it from the program.
-        extras: the extra inputs by ``--input``.
 
     Raises:
         TraceError: if inputs differ from those of ``capture`` or have fixed axes, or if

@@ -32,9 +32,6 @@ def name_outputs(result: Any) -> Any:
 def named_tensors(result: Any) -> dict[str, Tensor]:
     """Return the tensors of a forward's result by the name of their output.
 
-    Args:
-        result: the result of a forward; one tensor has the name ``LOGITS``.
-
     Raises:
         TraceError: if it is neither a tensor nor tensors by name, or a name is not allowed.
     """
@@ -53,11 +50,7 @@ def named_tensors(result: Any) -> dict[str, Tensor]:
 
 
 def check_names(names: Iterable[object]) -> None:
-    """Check the names of outputs.
-
-    Raises:
-        TraceError: if a name is not an identifier of up to 64 ASCII characters, or is reserved.
-    """
+    """Raise TraceError for names that are reserved or not ASCII identifiers of up to 64 letters."""
     for name in names:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise TraceError(

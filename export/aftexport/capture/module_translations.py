@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aftexport.capture.forward_signature import is_given_mask
+from aftexport.capture.model_inputs import is_given_mask
 from aftexport.errors import TraceError
 from aftexport.nn.functional import (
     causal_depthwise_conv,
@@ -38,20 +38,15 @@ class FunctionTranslation:
     """A function of transformers, known by its name and its parameters, and its translation.
 
     Several files of the library hold copies of one function.
-
-    Attributes:
-        name: the name of the function in the file of a model.
-        parameters: its first parameters.
-        replacement: a function of these parameters with the same result, in our operators.
-        has_loop: whether the function loops over tokens, so that torch.export cannot capture it.
-        place: the start of the name of the Python module that defines the function.
     """
 
-    name: str
+    name: str  # the name of the function in the file of a model
     parameters: tuple[str, ...]
+    # A function of these parameters with the same result, in our operators.
     replacement: Callable[..., Any]
+    # Whether the function loops over tokens, so that torch.export cannot capture it.
     has_loop: bool = True
-    place: str = _PLACE
+    place: str = _PLACE  # the start of the name of the Python module that defines the function
 
     def fits(self, function: Any) -> bool:
         """Return whether a function has the known place, version and parameters."""
@@ -74,7 +69,6 @@ def installed_version() -> str:
 
 
 def _number(text: str) -> tuple[int, ...]:
-    """Return major and minor number of a version."""
     return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
 
 
@@ -244,11 +238,7 @@ _LOCK = threading.RLock()
 
 @contextmanager
 def translate_functions(model: nn.Module) -> Iterator[None]:
-    """Run known functions of a model, and those of ``exported_as``, in their form for an export.
-
-    Args:
-        model: the model, whose classes tell in which files of transformers to look.
-    """
+    """Run known functions of a model, and those of ``exported_as``, in their form for an export."""
     with _LOCK, export_forms():  # the files of the library are shared by the whole process
         places = [
             (space, translation.name, space[translation.name], translation)
@@ -265,11 +255,7 @@ def translate_functions(model: nn.Module) -> Iterator[None]:
 
 
 def refuse_unknown_functions(model: nn.Module) -> None:
-    """Raise an error for a loop over tokens whose form in the installed version is unknown.
-
-    Raises:
-        TraceError: if a recurrence of the model is not translated.
-    """
+    """Raise TraceError for a loop over tokens whose form in this version is unknown."""
     for space, translation in _places(model):
         if translation.has_loop and not translation.fits(space[translation.name]):
             raise TraceError(

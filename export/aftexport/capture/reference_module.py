@@ -1,17 +1,105 @@
 """A module in float64, the reference for the comparison of other engines."""
 
+import sys
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from aftexport.capture.forward_signature import with_plain_inputs
+from aftexport.capture.model_inputs import with_plain_inputs
 from aftexport.capture.torch_messages import cause
-from aftexport.capture.type_constants import TrainedConstants, trained_limits, trained_type
 from aftexport.system.internals.torch_operators import TorchDispatchMode, pytree
+
+_aten = torch.ops.aten
+_OWN = ("aftexport", "torch")
+"""Packages whose own computations need the limits of the type at hand."""
+_EPS = 3
+"""The position of the argument eps of these operators."""
+_NORMS = (_aten.rms_norm.default, _aten._fused_rms_norm.default)
+_LOCK = threading.RLock()
+
+
+# A capture or a reference computes in another type than the training. Constants that a forward
+# takes from the type of its tensors, as torch.finfo(x.dtype).eps, stay those of the training.
+def trained_type(module: nn.Module) -> torch.dtype:
+    """Return the floating-point type of a module's weights; float32 without any."""
+    types = (tensor.dtype for tensor in module.parameters() if tensor.is_floating_point())
+    return next(types, torch.float32)
+
+
+@contextmanager
+def trained_limits(module: nn.Module, trained: torch.dtype, current: torch.dtype) -> Iterator[None]:
+    """Let the code of a model find the limits of its trained type, in this thread.
+
+    Limits that the current type cannot hold stay those of the current type.
+
+    The forward runs in ``current`` during the block.
+    """
+    own, thread = torch.finfo, threading.get_ident()
+    limits = _limits(trained, current)
+
+    def finfo(dtype: torch.dtype | None = None) -> Any:
+        wanted = torch.get_default_dtype() if dtype is None else dtype
+        caller = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
+        is_of_model = threading.get_ident() == thread and caller not in _OWN
+        return limits if wanted == current and is_of_model else own(wanted)
+
+    files = {type(part).__module__ for part in module.modules()}
+    spaces = [vars(torch), *(vars(sys.modules[name]) for name in files if name in sys.modules)]
+    with _LOCK:  # torch is shared by the whole process
+        places = [(s, name) for s in spaces for name, value in s.items() if value is own]
+        for space, name in places if trained != current else ():
+            space[name] = finfo
+        try:
+            yield
+        finally:
+            for space, name in places:
+                space[name] = own
+
+
+def _limits(trained: torch.dtype, current: torch.dtype) -> Any:
+    a, b = torch.finfo(trained), torch.finfo(current)
+    tiny = max(a.tiny, b.tiny)
+    return SimpleNamespace(
+        bits=b.bits,
+        dtype=b.dtype,
+        eps=a.eps,
+        resolution=a.resolution,
+        max=min(a.max, b.max),
+        min=max(a.min, b.min),
+        tiny=tiny,
+        smallest_normal=tiny,
+    )
+
+
+class TrainedConstants(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode in which operators on float64 take the constants of the trained type."""
+
+    def __init__(self, trained: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        # Norms of narrower types compute in float32.
+        self._eps = torch.finfo(torch.promote_types(trained, torch.float32)).eps
+        self._limits = torch.finfo(trained)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func in _NORMS and (args[_EPS] if len(args) > _EPS else named.pop("eps", None)) is None:
+            args = (*args, *(named.pop("weight", None),) * (_EPS - len(args)))[:_EPS]
+            return func(*args, self._eps, **named)
+        if func is _aten.nan_to_num.default and args[0].dtype == torch.float64:
+            given = dict(zip(("nan", "posinf", "neginf"), args[1:], strict=False)) | named
+            largest, lowest = given.get("posinf"), given.get("neginf")
+            given["posinf"] = self._limits.max if largest is None else largest
+            given["neginf"] = self._limits.min if lowest is None else lowest
+            return func(args[0], **given)
+        return func(*args, **named)
 
 
 class ReferenceModule(nn.Module):
@@ -20,15 +108,9 @@ class ReferenceModule(nn.Module):
     The first run chooses the first of these ways that succeeds: unchanged, with new tensors in
     float64; with the forward's casts to float32 replaced by float64; in float32.
 
-    Args:
-        module: the module, which is changed in place.
-        inputs: the names of its inputs; see ``with_plain_inputs``.
-
-    Attributes:
-        precision: ``float64`` or ``float32``, known after the first run.
-        reason: the error that led to float32; empty for float64.
-        casts_to_float32: whether the forward casts values of float64 to float32, known after the
-            first run. Such casts are part of the model, and its result then has errors of float32.
+    The first run sets ``precision``, ``float64`` or ``float32``, and ``reason``, the error that led
+    to float32. If ``casts_to_float32``, the forward casts values of float64 to float32: such casts
+    are part of the model, and its result then has errors of float32.
     """
 
     def __init__(self, module: nn.Module, inputs: Collection[str]) -> None:
@@ -42,11 +124,7 @@ class ReferenceModule(nn.Module):
         self._is_decided = False
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Run the module once.
-
-        Args:
-            inputs: ids or features and, if the module takes them, ``lengths``.
-        """
+        """Run the module once."""
         if self._is_decided:
             return self._run(*inputs)
         errors: list[Exception] = []

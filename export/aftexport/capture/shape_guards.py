@@ -67,29 +67,21 @@ _REMAINDERS = (sympy_functions.Mod, sympy_functions.PythonMod)
 
 @dataclass(frozen=True)
 class ShapeGuard:
-    """A condition that holds for the sizes of the example, and not for all sizes.
+    """A condition that holds for the sizes of the example, and not for all sizes."""
 
-    Attributes:
-        condition: the condition, on symbols of sizes.
-        sources: each symbol with torch's name of its size; empty for a program read from a file.
-        operator: the operator that set the guard; empty for the model itself, or if unknown.
-        line: the line of the user's code; empty if unknown.
-        is_of_layout: whether the condition decides only the memory layout of a convolution's
-            result, and none of its numbers.
-        conversion: the conversion of a size to a Python number, ``float``, ``int``, ``index`` or
-            ``loop``; empty without a conversion.
-        example: the value of each symbol in the example.
-        ranges: the possible values of each symbol.
-    """
-
-    condition: sympy.Basic
+    condition: sympy.Basic  # the condition, on symbols of sizes
+    # Each symbol with torch's name of its size; empty for a program read from a file.
     sources: dict[sympy.Basic, str]
-    operator: str
+    operator: str  # the operator that set the guard; empty for the model itself, or if unknown
     line: str
+    # Whether the condition decides only the memory layout of a convolution's result, and none of
+    # its numbers.
     is_of_layout: bool
+    # Conversion of a size to a Python number, ``float``, ``int``, ``index`` or ``loop``; empty
+    # without a conversion.
     conversion: str
-    example: Mapping[sympy.Basic, int]
-    ranges: Ranges
+    example: Mapping[sympy.Basic, int]  # the value of each symbol in the example
+    ranges: Ranges  # the possible values of each symbol
 
     @property
     def is_always_true(self) -> bool:
@@ -156,10 +148,8 @@ class ShapeGuard:
 def record_shape_guards(guards: list[ShapeGuard], *, decide: bool = False) -> Iterator[None]:
     """Append the guards that torch sets to ``guards``, during the block, in this thread.
 
-    Args:
-        guards: the list to append to.
-        decide: whether to answer conditions that hold for all sizes, or for none, if torch
-            cannot prove it. Its expressions of sizes are then longer, and take more time.
+    If ``decide``, conditions that hold for all sizes, or for none, are answered where torch cannot
+    prove it. Its expressions of sizes are then longer, and take more time.
     """
     thread = threading.get_ident()
 
@@ -210,11 +200,7 @@ def line_of(frame: FrameType, line: int) -> str:
 
 
 def last_own_line(meta: Mapping[str, Any]) -> str:
-    """Return the user's line that created a node, in the form of ``line_of``; empty if unknown.
-
-    Args:
-        meta: the attribute ``meta`` of the captured node.
-    """
+    """Return the user's line that created a node, in the form of ``line_of``; empty if unknown."""
     lines = re.findall(r'File "(.+)", line (\d+), in (\w+)', meta.get("stack_trace") or "")
     # torch names code that it wrote itself <eval_with_key>.
     own = [line for line in lines if not line[0].startswith((*_FOLDERS, "<"))]
@@ -248,10 +234,8 @@ def _where() -> tuple[str, str, bool, str]:
 def decide_condition(condition: sympy.Basic, ranges: Ranges) -> bool | None:
     """Return True if a condition holds for all sizes, False if for none, and else None.
 
-    Args:
-        condition: a condition on one symbol, evaluated for each of its values; or on two, with
-            each value of either evaluated together with some values of the other.
-        ranges: the ranges of its symbols, and possibly of others.
+    A condition on one symbol is evaluated for each of its values. Of one on two symbols, each value
+    of either is evaluated together with some values of the other.
     """
     relevant = tuple(r for r in ranges if r[0] in condition.free_symbols)
     if len(relevant) != len(condition.free_symbols) or not 0 < len(relevant) < 3:
@@ -296,9 +280,7 @@ def _some(low: int, high: int) -> _Numbers:
 def _evaluate(expression: sympy.Basic, values: Mapping[sympy.Symbol, _Numbers]) -> _Numbers:
     """Compute an expression for many sizes at once, with the results of Python.
 
-    Args:
-        expression: an expression of integers, floats and comparisons.
-        values: int64 arrays of broadcastable shapes, one for each symbol.
+    The values are int64 arrays of broadcastable shapes.
 
     Raises:
         Undecided: if it cannot be computed exactly.
@@ -396,13 +378,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 def find_step(condition: sympy.Basic, symbols: Iterable[sympy.Symbol], limit: int) -> int | None:
     """Return the last size before the only change of a condition.
 
-    Args:
-        condition: a condition on these symbols only.
-        symbols: the symbols of one size, which all have the same value.
-        limit: the maximum size.
-
-    Returns:
-        None if the condition is the same for all sizes, or changes more than once.
+    The symbols are of one size, and all have the same value. The result is None if the condition
+    is the same for all sizes, or changes more than once.
     """
     sizes = np.arange(1, min(limit, MAX_TOKENS) + 1)
     try:

@@ -48,18 +48,13 @@ class NoEvidence(Exception):  # noqa: N818 (an outcome, not an error)
 
 @dataclass(frozen=True)
 class Explainable:
-    """The heads whose logits a graph can explain.
+    """The heads whose logits a graph can explain."""
 
-    Attributes:
-        tokens: the name of the value whose sum the heads are linear in, ``[batch, tokens, D]``.
-        offsets: for each of these heads the part of each logit that does not depend on the tokens,
-            in the order of their logits' numbers.
-        refused: the reason against each other output per document.
-    """
-
-    tokens: str
+    tokens: str  # the name of the value whose sum the heads are linear in, ``[batch, tokens, D]``
+    # For each of these heads the part of each logit that does not depend on the tokens, in the
+    # order of their logits' numbers.
     offsets: Mapping[str, tuple[float, ...]]
-    refused: Mapping[str, str]
+    refused: Mapping[str, str]  # the reason against each other output per document
 
 
 def explained_model(lowered: onnx.ModelProto, to: str) -> tuple[onnx.ModelProto, Explainable | str]:
@@ -81,14 +76,9 @@ def add_evidence(model: ir.Model, outputs: Sequence[str] | None = None) -> Expla
     The sum of a logit's evidence over the tokens, plus its offset, is the logit. Padding adds 0 if
     the model masks it.
 
-    Args:
-        model: the result of ``lowering.lower``, with the shapes of intermediate values and bare
-            operators.
-        outputs: the outputs that must be explainable; None for the first output per document that
-            is, and all others that are linear in the same sum.
-
-    Returns:
-        The explainable heads.
+    The graph needs the shapes of intermediate values and bare operators. All ``outputs`` must be
+    explainable; None stands for the first output per document that is, and all others that are
+    linear in the same sum.
 
     Raises:
         NoEvidence: if no head is linear in a sum over the tokens, or one of ``outputs`` is not;
@@ -109,13 +99,7 @@ def add_direction(model: ir.Model, outputs: Sequence[str] | None = None) -> Expl
 
 
 def add_products(graph: ir.Graph, tokens: ir.Value, direction: ir.Value) -> ir.Value:
-    """Add the output ``evidence`` to a graph and return it.
-
-    Args:
-        graph: the graph.
-        tokens: the summed value, see ``Explainable``.
-        direction: the directions.
-    """
+    """Add the output ``evidence`` to a graph and return it."""
     new = NewNodes(graph, EVIDENCE)
     product = new.add("MatMul", new.add("Cast", tokens, to=_FLOAT), direction)
     evidence = new.add("Flatten", new.add("Transpose", product, perm=[0, 2, 1]), axis=1)
@@ -127,53 +111,32 @@ def add_products(graph: ir.Graph, tokens: ir.Value, direction: ir.Value) -> ir.V
 
 @dataclass(frozen=True)
 class _Factor:
-    """A factor per document between the sum and the head.
+    """A factor per document between the sum and the head."""
 
-    Attributes:
-        operator: ``Mul`` or ``Div``.
-        operand: the operator's other operand.
-        rank: the number of its axes.
-    """
-
-    operator: str
+    operator: str  # ``Mul`` or ``Div``
     operand: ir.Value
-    rank: int
+    rank: int  # the number of its axes
 
 
 @dataclass(frozen=True)
 class _LinearHead:
-    """A linear head, ``logits = pooled W + b``.
+    """A linear head, ``logits = pooled W + b``."""
 
-    Attributes:
-        output: the logits.
-        pooled: its input, ``[batch, D]``.
-        weight: W, ``[D, classes]`` or, if ``is_transposed``, ``[classes, D]``.
-        is_transposed: whether W is transposed.
-        offsets: b, ``[classes]``.
-    """
-
-    output: ir.Value
-    pooled: ir.Value
-    weight: ir.Value
+    output: ir.Value  # the logits
+    pooled: ir.Value  # its input, ``[batch, D]``
+    weight: ir.Value  # W, ``[D, classes]`` or, if ``is_transposed``, ``[classes, D]``
     is_transposed: bool
-    offsets: NDArray[np.generic]
+    offsets: NDArray[np.generic]  # b, ``[classes]``
 
 
 @dataclass(frozen=True)
 class _TokenSum:
-    """A sum or mean over the tokens of a document, scaled by one number per document.
+    """A sum or mean over the tokens of a document, scaled by one number per document."""
 
-    Attributes:
-        tokens: the summed value, ``[batch, tokens, D]``.
-        result: the sum or mean.
-        is_mean: whether it is a mean.
-        factors: the factors after it, the last one first.
-    """
-
-    tokens: ir.Value
+    tokens: ir.Value  # the summed value, ``[batch, tokens, D]``
     result: ir.Value
     is_mean: bool
-    factors: tuple[_Factor, ...]
+    factors: tuple[_Factor, ...]  # the factors after it, the last one first
 
 
 def _add_direction(graph: ir.Graph, outputs: Sequence[str] | None) -> tuple[Explainable, _TokenSum]:
@@ -260,11 +223,7 @@ def _rows(new: NewNodes, heads: Sequence[_LinearHead], chosen: ir.Value) -> ir.V
 
 
 class _SummedHeads:
-    """The search for linear heads of sums over the tokens.
-
-    Args:
-        graph: a lowered graph with the shapes of intermediate values and bare operators.
-    """
+    """The search for linear heads of sums over the tokens."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self._outputs = {str(value.name): value for value in graph.outputs}
@@ -277,11 +236,7 @@ class _SummedHeads:
         return [name for name, value in self._outputs.items() if len(axes_of(value)) == 2]
 
     def find(self, output: str) -> tuple[_LinearHead, _TokenSum]:
-        """Return the head of an output ``[batch, classes]``, and the sum that it is linear in.
-
-        Raises:
-            NoEvidence: if the output has no such head.
-        """
+        """Return the head of an output ``[batch, classes]`` and its sum; raises NoEvidence."""
         if output not in self._outputs:
             raise NoEvidence(f"{output} is not computed from the tokens")
         head = self._head(self._outputs[output])

@@ -35,11 +35,7 @@ _SINCE = {
 
 
 def check_opset(opset: int) -> None:
-    """Check an opset of the standard operators.
-
-    Raises:
-        UsageError: if it is outside ``OPSETS``.
-    """
+    """Check an opset of the standard operators; raises UsageError if it is outside ``OPSETS``."""
     if opset not in OPSETS:
         raise UsageError(
             f"--opset must be {OPSETS[0]} to {OPSETS[-1]}, got {opset}.",

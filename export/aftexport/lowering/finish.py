@@ -4,8 +4,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from aftexport.lowering.fuse_encoder import fuse_encoder
-from aftexport.lowering.fuse_fastformer import fuse_fastformer
+from aftexport.lowering.fuse_encoder import fuse_encoder, fuse_fastformer
 from aftexport.lowering.fuse_pooling import fuse_pooling
 from aftexport.lowering.nodes import NewNodes
 from aftexport.lowering.optimizer_faults import avoid_optimizer_faults
@@ -18,12 +17,9 @@ def finish(
 ) -> onnx.ModelProto:
     """Fuse the layers around the attention, and attach portable bodies to all custom nodes.
 
-    Args:
-        lowered: the graph of ``lowering.to_onnx.lower``, which stays unchanged.
-        precision: fp16 for a float16 program; bf16 or int8 for the products inside kernels.
-        fuse: whether to replace the layers around the attention by operators, and sums over the
-            tokens by products. TensorRT fuses these itself, and the portable bodies would make it
-            multiply in float32.
+    The precision is fp16 for a float16 program, and bf16 or int8 for the products inside kernels.
+    Without ``fuse``, layers around the attention and sums over the tokens stay: TensorRT fuses
+    them itself, and the portable bodies would make it multiply in float32.
     """
     graph = ir.from_proto(lowered)
     if fuse:

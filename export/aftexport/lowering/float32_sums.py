@@ -26,9 +26,8 @@ _SCALES = frozenset((
 def accumulate_in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model whose pooled values are rounded to 16 bits once, for the head.
 
-    Args:
-        model: the result of ``lowering.lower``, with the types and shapes of intermediate values.
-            It stays unchanged, and is returned if it has no sum in 16 bits.
+    The graph needs the types and shapes of intermediate values. It stays unchanged, and is returned
+    if it has no sum in 16 bits.
     """
     rewritten = ir.from_proto(model)
     return ir.to_proto(rewritten) if _Widener(rewritten.graph).run() else model

@@ -72,10 +72,7 @@ class _TokenBlocks:
     def total(self, blocks: ir.Value, axis: int, addition: str = "ReduceSum") -> ir.Value:
         """Sum the result of ``split`` over the blocks' tokens, then over the blocks.
 
-        Args:
-            blocks: the result of ``split``.
-            axis: the axis of the blocks, which stays with size 1.
-            addition: the reduction for the tokens and then for the blocks' sums.
+        The axis of the blocks stays with size 1.
         """
         op = self.tape.op
         of_blocks = op(addition, [blocks, self.ints(axis + 1)], {"keepdims": 0})
@@ -106,11 +103,7 @@ _REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", _LOGS)
 
 
 def fuse_pooling(model: ir.Model) -> None:
-    """Rewrite ``model`` in place.
-
-    Args:
-        model: an exported graph whose values have known types and shapes.
-    """
+    """Rewrite ``model`` in place."""
     for node in list(model.graph):
         if node.domain != "":
             continue

@@ -168,11 +168,7 @@ def add_constant(model: ir.Model, name: str, array: NDArray[np.generic]) -> ir.V
 class NewNodes:
     """The nodes that are added to a graph at one place.
 
-    Args:
-        graph: the graph, which gets the constants at once.
-        prefix: the start of all new names.
-        taken: the names of the values of the whole model, which get the new ones; None for those
-            of ``graph``.
+    ``taken`` has the names of the whole model, and gets the new ones; None for those of the graph.
     """
 
     def __init__(self, graph: ir.Graph, prefix: str, taken: set[str] | None = None) -> None:

@@ -33,9 +33,8 @@ _PAD_AXES = 18
 def avoid_optimizer_faults(model: ir.Model) -> None:
     """Rewrite the parts of ``model`` that a default session of ONNX Runtime breaks, in place.
 
-    Args:
-        model: the model, with bare custom operators. Known shapes of intermediate values avoid
-            rewrites of products whose operands have equal ranks.
+    Its custom operators are bare. Known shapes of intermediate values avoid rewrites of products
+    whose operands have equal ranks.
     """
     taken = value_names(model.graph)
     for graph in (model.graph, *model.graph.subgraphs()):

@@ -37,9 +37,7 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
 def row_range(bias: NDArray[np.generic], *, causal: bool) -> float | None:
     """Return the largest ``max - min`` of a row of ``bias [Tmax, Tmax]``; None if not finite.
 
-    Args:
-        bias: the biases, with a row for each query and a column for each key.
-        causal: whether only the part of a row up to the diagonal counts.
+    If ``causal``, only the part of a row up to the diagonal counts.
     """
     with np.errstate(invalid="ignore"):  # differences of infinities
         ranges = [
@@ -53,10 +51,7 @@ def row_range(bias: NDArray[np.generic], *, causal: bool) -> float | None:
 def safe_precision(precision: str, row_range: float | None, *, causal: bool) -> str:
     """Return the cheapest safe precision for the exponentials of an export.
 
-    Args:
-        precision: the precision of the export.
-        row_range: the range of the bias; None if unknown, which is safe only in fp32.
-        causal: whether only the part of a row up to the diagonal counts.
+    An unknown range, None, is safe only in fp32.
     """
     for candidate in _ALLOWED[precision]:
         if causal and candidate == "int8":
@@ -67,12 +62,7 @@ def safe_precision(precision: str, row_range: float | None, *, causal: bool) -> 
 
 
 def choose_precisions(model: onnx.ModelProto, precision: str) -> None:
-    """Set ``precision`` of every AFT-full node to the cheapest that is safe for its bias.
-
-    Args:
-        model: the graph, which is changed in place; the ranges of computed biases are unknown.
-        precision: the precision of the export.
-    """
+    """Set ``precision`` of every AFT-full node to the cheapest that is safe for its bias."""
     for node, bias_range in _bias_ranges(model):
         safe = safe_precision(precision, bias_range, causal=_is_causal(node))
         _precision(node).s = safe.encode()

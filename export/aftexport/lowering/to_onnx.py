@@ -19,9 +19,9 @@ from onnxscript.rewriter.pattern import Constant, RewriteRule
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
+from aftexport.capture.failure import drawing_error, drawing_node, draws, error_of_node
 from aftexport.capture.input_spec import upper_bound
 from aftexport.capture.model_outputs import output_names
-from aftexport.capture.random_operators import drawing_error, drawing_node, draws, error_of_node
 from aftexport.capture.shape_guards import ShapeGuard, last_own_line, record_shape_guards
 from aftexport.capture.torch_messages import quiet
 from aftexport.errors import TraceError, first_line
@@ -59,12 +59,7 @@ _FILLS = (
 def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
     """Lower a captured program to ONNX with bare custom nodes.
 
-    Args:
-        program: the result of ``capture.capture``.
-        opset: the opset of the standard operators.
-
-    Returns:
-        The graph, with the shapes of intermediate values.
+    The graph has the shapes of intermediate values.
 
     Raises:
         UsageError: if the opset is outside ``file_format.OPSETS``.
@@ -92,11 +87,7 @@ def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.Model
 
 
 def decomposed(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> ExportedProgram:
-    """Return the program of the operators that ``lower`` translates, named as in the ONNX graph.
-
-    Raises:
-        UsageError, TraceError: if ``lower`` raises them.
-    """
+    """Return the program that ``lower`` translates, named as in the graph; raises as it does."""
     translated = _translated(program, opset, output_names(program)).exported_program
     assert translated is not None  # torch.onnx received a program
     return translated
@@ -152,7 +143,6 @@ def _translated(
 
 
 def _max_tokens(program: ExportedProgram) -> int:
-    """Return the maximum tokens of a document."""
     names = tuple(map(str, program.graph_signature.user_inputs))
     main = next(
         n for n in program.graph.find_nodes(op="placeholder") if n.name == main_input(names)

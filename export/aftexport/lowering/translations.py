@@ -1,4 +1,4 @@
-"""Translations for torch.onnx: mechanisms, pooling to a size, deviations, sums of logarithms.
+"""Translations for torch.onnx: mechanisms, pooling to a size, deviations, functions of numbers.
 
 torch.onnx itself cannot translate these operators, or only for the example's length, or not
 accurately.
@@ -15,14 +15,184 @@ import torch
 from onnxscript import opset18 as op
 from onnxscript import values
 
-from aftexport.lowering.attention_translation import attention_translation
-from aftexport.lowering.graph_body import GraphBody, constant, ints
-from aftexport.lowering.scalar_functions import scalar_functions
+from aftexport.lowering.scan_translations import attention_translation, constant, logcumsumexp
 from aftexport.lowering.size_floats import size_translations
-from aftexport.operators.domain import DOMAIN, MAX_BLOCK, PLUGIN_ATTRIBUTES, VERSION
+from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.operators.schema import Attribute
 from aftexport.operators.torch_ops import OPERATORS, RECURRENT_OPERATORS, Operator
-from aftexport.system.internals.torch_translation import call_op
+
+_SMALL = 0.5
+"""The bound up to which 1 - erf(x) keeps all its digits."""
+_ERFC = (-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806,
+         0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277)  # fmt: skip
+"""Coefficients of log(erfcx(x) / t) in t = 1 / (1 + x / 2), lowest power first. The error is at
+most 1.2e-7 (Press et al., Numerical Recipes, 6.2)."""
+_ERFINV_CENTER = (1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.000218580870,
+                  -4.39150654e-06, -3.5233877e-06, 3.43273939e-07, 2.81022636e-08)  # fmt: skip
+_ERFINV_TAIL = (2.83297682, 1.00167406, 0.00943887047, -0.0076224613, 0.00573950773,
+                -0.00367342844, 0.00134934322, 0.000100950558, -0.000200214257)  # fmt: skip
+"""Coefficients of erfinv(x) / x in w - 2.5 and sqrt(w) - 3, w = -log(1 - x^2), lowest power first
+(Giles, Approximating the erfinv function, in GPU Computing Gems)."""
+
+
+# torch.onnx writes many functions of one number by the textbook formula, such as log(sigmoid(x)) or
+# 1 - erf(x). These cancel, overflow or round to 0 where the function is an ordinary number.
+def _scalar_functions() -> dict[Any, Callable[..., Any]]:
+    """Return the translations of scalar functions of torch, for torch.onnx."""
+    return {
+        _aten.log_sigmoid.default: _log_sigmoid,
+        _aten.log1p.default: _log1p,
+        _aten.expm1.default: _expm1,
+        _aten.special_expm1.default: _expm1,
+        _aten.special_log1p.default: _log1p,
+        _aten.erfc.default: _erfc,
+        _aten.special_erfc.default: _erfc,
+        _aten.special_erfcx.default: _erfcx,
+        _aten.erfinv.default: _erfinv,
+        _aten.special_erfinv.default: _erfinv,
+        _aten.special_log_ndtr.default: _log_ndtr,
+        _aten.logaddexp.default: _logaddexp,
+        _aten.logaddexp2.default: _logaddexp2,
+        _aten.special_xlog1py.default: _xlog1py,
+        _aten.atan2.default: _atan2,
+        _aten.hypot.default: _hypot,
+        _aten.remainder.Scalar: _remainder,
+        _aten.remainder.Tensor: _remainder,
+    }
+
+
+def log_add_exp(a: Any, b: Any) -> Any:
+    """Return log(exp(a) + exp(b)), also for infinite arguments."""
+    # The difference of equal infinities is NaN.
+    apart = op.Where(op.Equal(a, b), op.CastLike(0.0, a), op.Abs(op.Sub(a, b)))
+    return op.Add(op.Max(a, b), op.Softplus(op.Neg(apart)))
+
+
+def _log_sigmoid(self):  # type: ignore[no-untyped-def]
+    return op.Neg(op.Softplus(op.Neg(self)))
+
+
+def _log1p(self: Any) -> Any:
+    one = op.CastLike(1.0, self)
+    sum_ = op.Add(one, self)
+    rest = op.Sub(sum_, one)
+    # The quotient compensates the rounding of the sum.
+    corrected = op.Mul(op.Log(sum_), op.Div(self, rest))
+    exact = op.Or(op.Equal(sum_, one), op.Equal(sum_, op.CastLike(math.inf, self)))
+    return op.Where(exact, self, corrected)
+
+
+def _expm1(self):  # type: ignore[no-untyped-def]
+    half = op.Tanh(op.Mul(self, op.CastLike(0.5, self)))
+    return op.Mul(half, op.Add(op.Exp(self), op.CastLike(1.0, self)))
+
+
+def _xlog1py(self, other):  # type: ignore[no-untyped-def]
+    zero = op.CastLike(0.0, other)
+    product = op.Mul(self, _log1p(other))
+    return op.Where(op.And(op.Equal(self, zero), op.Not(op.IsNaN(other))), zero, product)
+
+
+def _erfc(self: Any) -> Any:
+    small = op.Sub(op.CastLike(1.0, self), op.Erf(self))
+    scaled = _scaled_tail(self)
+    large = op.Mul(op.Exp(op.Neg(op.Mul(self, self))), scaled)
+    return op.Where(op.Less(self, op.CastLike(_SMALL, self)), small, large)
+
+
+def _erfcx(self):  # type: ignore[no-untyped-def]
+    tail, zero = _scaled_tail(self), op.CastLike(0.0, self)
+    growing = op.Mul(op.CastLike(2.0, self), op.Exp(op.Mul(self, self)))
+    return op.Where(op.Less(self, zero), op.Sub(growing, tail), tail)
+
+
+def _scaled_tail(x: Any) -> Any:
+    """Return exp(x^2) erfc(|x|)."""
+    one = op.CastLike(1.0, x)
+    t = op.Div(one, op.Add(one, op.Mul(op.CastLike(0.5, x), op.Abs(x))))
+    return op.Mul(t, op.Exp(_polynomial(t, _ERFC)))
+
+
+def _erfinv(self):  # type: ignore[no-untyped-def]
+    one = op.CastLike(1.0, self)
+    w = op.Neg(op.Log(op.Mul(op.Sub(one, self), op.Add(one, self))))
+    center = _polynomial(op.Sub(w, op.CastLike(2.5, self)), _ERFINV_CENTER)
+    tail = _polynomial(op.Sub(op.Sqrt(w), op.CastLike(3.0, self)), _ERFINV_TAIL)
+    ratio = op.Where(op.Less(w, op.CastLike(5.0, self)), center, tail)
+    infinite = op.Mul(self, op.CastLike(math.inf, self))
+    return op.Where(op.Equal(op.Abs(self), one), infinite, op.Mul(ratio, self))
+
+
+def _log_ndtr(self):  # type: ignore[no-untyped-def]
+    scaled = op.Mul(self, op.CastLike(-math.sqrt(0.5), self))
+    half = op.CastLike(0.5, self)
+    square = op.Mul(scaled, scaled)
+    left = op.Sub(op.Log(op.Mul(half, _scaled_tail(scaled))), square)
+    right = _log1p(op.Neg(op.Mul(half, _erfc(op.Neg(scaled)))))
+    return op.Where(op.Less(self, op.CastLike(-1.0, self)), left, right)
+
+
+def _logaddexp(self, other):  # type: ignore[no-untyped-def]
+    return log_add_exp(self, other)
+
+
+def _logaddexp2(self, other):  # type: ignore[no-untyped-def]
+    log2 = op.CastLike(math.log(2), self)
+    apart = op.Where(op.Equal(self, other), op.CastLike(0.0, self), op.Abs(op.Sub(self, other)))
+    more = op.Div(op.Softplus(op.Neg(op.Mul(apart, log2))), log2)
+    return op.Add(op.Max(self, other), more)
+
+
+def _atan2(self, other):  # type: ignore[no-untyped-def]
+    zero, pi = op.CastLike(0.0, self), op.CastLike(math.pi, self)
+    infinity = op.CastLike(math.inf, self)
+    at_origin = op.And(op.Equal(self, zero), op.Equal(other, zero))
+    both = op.And(op.Equal(op.Abs(self), infinity), op.Equal(op.Abs(other), infinity))
+    ratio = op.Where(both, op.Mul(op.Sign(self), op.Sign(other)), op.Div(self, other))
+    ratio = op.Where(at_origin, self, ratio)
+    half_turn = op.Where(_is_negative(self), op.Neg(pi), pi)
+    return op.Add(op.Atan(ratio), op.Where(_is_negative(other), half_turn, zero))
+
+
+def _hypot(self, other):  # type: ignore[no-untyped-def]
+    # Squares can overflow or underflow even if the root is an ordinary number.
+    one, other = op.CastLike(1.0, self), op.CastLike(other, self)
+    first, second = op.Abs(self), op.Abs(other)
+    large, small = op.Max(first, second), op.Min(first, second)
+    infinity = op.CastLike(math.inf, self)
+    is_infinite = op.Or(op.Equal(first, infinity), op.Equal(second, infinity))
+    is_plain = op.Greater(large, op.CastLike(0.0, self))
+    ratio = op.Div(small, op.Where(is_plain, large, one))
+    root = op.Mul(large, op.Sqrt(op.Add(one, op.Mul(ratio, ratio))))
+    return op.Where(
+        is_infinite,
+        infinity,
+        op.Where(op.Equal(first, second), op.Mul(first, op.CastLike(math.sqrt(2), self)), root),
+    )
+
+
+def _is_negative(x: Any) -> Any:
+    """Return whether the sign bit is set, also for zero."""
+    zero = op.CastLike(0.0, x)
+    return op.Or(op.Less(x, zero), op.Less(op.Reciprocal(x), zero))
+
+
+def _remainder(self, other):  # type: ignore[no-untyped-def]
+    divisor = op.CastLike(other, self)
+    if self.dtype is not None and not self.dtype.is_floating_point():
+        return op.Mod(self, divisor)
+    rest, zero = op.Mod(self, divisor, fmod=1), op.CastLike(0.0, self)
+    # fmod has the sign of the dividend; the remainder has the sign of the divisor.
+    other_sign = op.Less(op.Mul(op.Sign(rest), op.Sign(divisor)), zero)
+    return op.Where(other_sign, op.Add(rest, divisor), rest)
+
+
+def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
+    result = op.CastLike(coefficients[-1], x)
+    for coefficient in reversed(coefficients[:-1]):
+        result = op.Add(op.Mul(result, x), op.CastLike(coefficient, x))
+    return result
+
 
 _aten = torch.ops.aten
 
@@ -41,13 +211,11 @@ _AS_INPUTS = ("Squeeze", "Unsqueeze", "Gather", "Slice", "Add", "Mul", "Div", "M
 def translations(max_tokens: int = MAX_WHOLE_TOKENS) -> dict[Any, Callable[..., Any]]:
     """Return the translations for torch.onnx; a mechanism becomes one bare custom node.
 
-    Args:
-        max_tokens: the maximum tokens of a document. Causal attention of longer documents than
-            ``MAX_WHOLE_TOKENS`` runs in blocks of queries.
+    Causal attention of documents longer than ``MAX_WHOLE_TOKENS`` runs in blocks of queries.
     """
     attention = attention_translation(in_blocks=max_tokens > MAX_WHOLE_TOKENS)
     return (
-        scalar_functions()
+        _scalar_functions()
         | _deviations()
         | {o.torch_op: _translation(o) for o in (OPERATORS | RECURRENT_OPERATORS).values()}
         | {
@@ -55,7 +223,7 @@ def translations(max_tokens: int = MAX_WHOLE_TOKENS) -> dict[Any, Callable[..., 
             _aten.amax.default: _amax,
             _aten.amin.default: _amin,
             _aten.adaptive_max_pool1d.default: _adaptive_max_pool1d,
-            _aten.logcumsumexp.default: _logcumsumexp,
+            _aten.logcumsumexp.default: logcumsumexp,
             _aten.upsample_linear1d.vec: _upsample_linear1d,
             _aten.var_mean.correction: _var_mean,
             _aten.scaled_dot_product_attention.default: attention,
@@ -146,18 +314,15 @@ def _upsample_linear1d(input, output_size, align_corners, scale_factors=None):  
         sizes = op.Concat(op.Shape(input, end=2), op.Cast(output_size, to=7), axis=0)
     coordinates = "align_corners" if align_corners else "half_pixel"
     return op.Resize(
-        *(input, None, scales, sizes),
-        mode="linear",
-        coordinate_transformation_mode=coordinates,
+        *(input, None, scales, sizes), mode="linear", coordinate_transformation_mode=coordinates
     )
 
 
 def _windows(x: Any, count: int) -> tuple[Any, Any, Any, Any]:
     """Split the last axis of ``x [..., L]`` into ``count`` windows of equal length, or 1 apart.
 
-    Returns:
-        Windows ``[..., count, width]``, a mask bool ``[count, width]`` of the positions inside a
-        window, and the starts and ends ``[count]`` of the windows.
+    Return ``[..., count, width]``, a mask bool ``[count, width]`` of the positions inside a window,
+    and the starts and ends ``[count]`` of the windows.
     """
     length = op.Shape(x, start=-1)
     starts = op.Div(op.Mul(length, constant(range(count))), constant([count]))
@@ -253,115 +418,3 @@ def _count(x: Any, axes: Any) -> Any:
 def _axes(dim: Sequence[int] | int | None) -> Any:
     axes = [dim] if isinstance(dim, int) else [*(dim or ())]
     return op.Constant(value_ints=axes) if axes else None
-
-
-# log(cumsum(exp(x))) overflows for x of 89 and more; after subtraction of the overall maximum it
-# loses the terms before the maximum. A scan keeps a sum of powers as its largest logarithm and the
-# rest: the sum is exp(largest) * (1 + rest). Blocks are scanned in parallel, then their totals, and
-# each block's sums are added to the total of the blocks before it.
-_SIDE_BY_SIDE = 16
-"""The number of blocks of a short sequence, which reduces the steps of its scans."""
-
-_Sums = tuple[Any, Any]
-"""The largest logarithms and the rests."""
-
-
-def _logcumsumexp(self, dim: int):  # type: ignore[no-untyped-def]
-    """Translate the operator for torch.onnx: scans over ``dim``, in float32 or wider."""
-    if not len(self.shape):
-        return op.Identity(self)
-    dim %= len(self.shape)
-    element = ir.DataType.DOUBLE if self.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
-    wide = op.Cast(self, to=element)
-    before = [op.Shape(self, start=0, end=dim)] if dim else []
-    terms = op.Shape(self, start=dim, end=dim + 1)
-    after = [op.Shape(self, start=dim + 1)] if dim + 1 < len(self.shape) else []
-    blocks, size = _cut(terms)
-    nothing = op.CastLike(-math.inf, wide)
-    gap = op.Concat(*before, op.Sub(op.Mul(blocks, size), terms), *after, axis=0)
-    whole = op.Concat(wide, op.Expand(nothing, gap), axis=dim)
-    split = op.Reshape(whole, op.Concat(*before, blocks, size, *after, axis=0), allowzero=1)
-
-    of_blocks = op.Concat(*before, blocks, *after, axis=0)
-    totals, within = _scan(element, (split,), dim + 1, of_blocks)
-    of_all = op.Concat(*before, *after, axis=0) if len(self.shape) > 1 else ints()
-    _, others = _scan(element, totals, dim, of_all, exclusive=True)
-    before_blocks = (op.Unsqueeze(part, ints(dim + 1)) for part in others)
-    largest, rest = _add(op, op.CastLike(0.0, wide), *within, *before_blocks)
-    if element is ir.DataType.FLOAT:
-        more = op.Softplus(op.Log(rest))
-    else:  # ONNX Runtime 1.31 has no Softplus of float64.
-        more = op.Log(op.Add(rest, op.CastLike(1.0, wide)))
-    sums = op.Add(largest, more)
-    joined_shape = op.Concat(*before, op.Mul(blocks, size), *after, axis=0)
-    joined = op.Reshape(sums, joined_shape, allowzero=1)
-    return op.CastLike(op.Slice(joined, ints(0), terms, ints(dim)), self)
-
-
-def _cut(terms: Any) -> tuple[Any, Any]:
-    """Return the number of blocks and their size, as ``two_level_sums.scan_cut`` does."""
-
-    def quotient_up(count: Any, part: Any) -> Any:
-        return op.Div(op.Sub(op.Add(count, part), ints(1)), part)
-
-    some = op.Min(quotient_up(terms, ints(_SIDE_BY_SIDE)), ints(_SIDE_BY_SIDE))
-    blocks = op.Max(quotient_up(terms, ints(MAX_BLOCK)), some, ints(1))
-    return blocks, op.Max(quotient_up(terms, blocks), ints(1))
-
-
-def _scan(
-    element: ir.DataType,
-    terms: tuple[Any, ...],
-    axis: int,
-    state_shape: Any,
-    *,
-    exclusive: bool = False,
-) -> tuple[_Sums, _Sums]:
-    """Return the total over ``axis``, and the sum up to each term, with or without the term.
-
-    Args:
-        element: the type of the terms.
-        terms: logarithms, or the largest logarithms and the rests of sums.
-        axis: the axis of the terms.
-        state_shape: the shape of a term.
-        exclusive: whether a sum excludes its term.
-    """
-    numbers = (ir.tensor(number, dtype=element) for number in (-math.inf, 0.0))
-    start = [op.Expand(op.Constant(value=number), state_shape) for number in numbers]
-    # onnxscript's own Scan has one output.
-    total_largest, total_rest, largest, rest = call_op(
-        "Scan",
-        *start,
-        *terms,
-        num_scan_inputs=len(terms),
-        scan_input_axes=[axis] * len(terms),
-        scan_output_axes=[axis] * 2,
-        body=_body(element, len(terms), exclusive=exclusive),
-        _num_outputs=4,
-    )
-    return (total_largest, total_rest), (largest, rest)
-
-
-def _body(element: ir.DataType, count: int, *, exclusive: bool) -> ir.Graph:
-    kind = ir.TensorType(element)
-    names = ("largest_before", "rest_before", "term", "term_rest")[: 2 + count]
-    before = [ir.val(name, type=kind) for name in names]
-    body = GraphBody()
-    zero = body.Constant(value=ir.tensor(0.0, dtype=element))
-    after = _add(body, zero, *before, *[zero] * (2 - count))
-    scanned = before[:2] if exclusive else after
-    outputs = [body.Identity(value) for value in (*after, *scanned)]
-    for output in outputs:
-        output.type = kind
-    return ir.Graph(before, outputs, nodes=body.nodes, name="logcumsumexp", opset_imports={"": 18})
-
-
-def _add(ops: Any, zero: Any, largest: Any, rest: Any, other: Any, other_rest: Any) -> _Sums:
-    """Add two sums, each of a largest logarithm and the rest."""
-    # The difference of equal infinities is NaN.
-    apart = ops.Where(ops.Equal(largest, other), zero, ops.Abs(ops.Sub(largest, other)))
-    smaller = ops.Exp(ops.Neg(apart))
-    one = ops.Exp(zero)
-    scaled = ops.Mul(rest, ops.Where(ops.Less(largest, other), smaller, one))
-    other_scaled = ops.Mul(other_rest, ops.Where(ops.Less(other, largest), smaller, one))
-    return ops.Max(largest, other), ops.Add(ops.Add(scaled, other_scaled), smaller)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.golden import Array, random_tokens
-from aftexport.capture.model_spec import InputSpec
+from aftexport.capture.model_inputs import InputSpec
 
 LONG = 4096
 _MANY_IDS, _FEW_IDS = 1 << 24, 1 << 10

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.bundle.golden import Array, Case
-from aftexport.capture.model_spec import InputSpec
+from aftexport.capture.model_inputs import InputSpec
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.engines.onnxruntime.sessions import is_out_of_memory, reason
 from aftexport.errors import EngineError, TraceError, UsageError

@@ -17,11 +17,15 @@ from aftexport.bundle.golden import Array, Case
 from aftexport.bundle.tokenizer import check_tokenizer, largest_id
 from aftexport.capture.capture import ENGINE_PRECISIONS, PRECISIONS, capture, copied
 from aftexport.capture.failure import OneWayError
-from aftexport.capture.forward_signature import ForwardSignature, with_plain_inputs
 from aftexport.capture.input_spec import input_spec
-from aftexport.capture.model_inputs import ModelInputs, features_of
+from aftexport.capture.model_inputs import (
+    ForwardSignature,
+    InputSpec,
+    ModelInputs,
+    features_of,
+    with_plain_inputs,
+)
 from aftexport.capture.model_outputs import output_names, single_numbers
-from aftexport.capture.model_spec import InputSpec
 from aftexport.capture.reference_module import ReferenceModule
 from aftexport.checkpoint import Checkpoint
 from aftexport.engines.torch import TorchEngine

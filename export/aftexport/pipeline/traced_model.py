@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import onnx
 
 from aftexport.bundle.golden import Case
-from aftexport.capture.model_spec import InputSpec
+from aftexport.capture.model_inputs import InputSpec
 from aftexport.lowering.evidence import Explainable
 from aftexport.parity.activations import Beyond
 from aftexport.recognition.result import Recognition

@@ -6,12 +6,12 @@ The stages, in order:
                ``shape_probe`` runs the graph at several sizes, which shows all shapes and the
                dynamic axes.
     read       Each value is read as a formula over named axes, up to a horizon.
-    formula    ``algebra`` keeps formulas in a normal form that does not show how they were
-               written, so that equal formulas have equal ``keys``.
-    patterns   One pattern for each mechanism is held against formulas without their
-               ``outside_factors``. A near miss raises ``NearMissFound`` with the reason.
+    algebra    Formulas of ``terms`` get a normal form that does not show how they were written, so
+               that equal formulas have equal keys.
+    patterns   One pattern for each mechanism is held against formulas without outside
+               factors. A near miss raises ``NearMissFound`` with the reason.
     writer     The operator, and the layout of its inputs as nodes.
-    proof      Original and rewrite are compared in float64 on adversarial inputs.
+    comparison Original and rewrite are compared in float64 on adversarial inputs.
 
 ``recognizer`` runs them for each value, last values first, and returns a ``result``. At the end,
 ``projections`` folds transposes into the convolutions beside the operators. ``failed_conditions``

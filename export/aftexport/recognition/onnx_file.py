@@ -23,10 +23,13 @@ from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.parity import compare
 from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.graph.shape_probe import Arrays, NoRunnableSizes, ProbedGraph, probe
-from aftexport.recognition.opset_change import check_known, lower_opset
 from aftexport.recognition.recognizer import recognize
 from aftexport.recognition.result import NearMiss, Recognition
-from aftexport.recognition.standard_recurrence.expansion import runnable_form
+from aftexport.recognition.standard_recurrence.expansion import (
+    check_known,
+    lower_opset,
+    runnable_form,
+)
 from aftexport.recognition.standard_recurrence.node_values import is_standard
 from aftexport.recognition.standard_recurrence.translation import (
     Translation,
@@ -44,11 +47,6 @@ def fuse_file(
 
     Recurrent nodes of ONNX and ONNX Runtime are replaced too. Without a change, the file is copied.
     Weights in files beside the source, as torch.onnx writes them, are stored in the target itself.
-
-    Args:
-        source: the ONNX file.
-        target: the new file, which may be the source.
-        progress: a callback as in ``recognize``.
 
     Raises:
         UsageError: if the source is not an ONNX model of at most 2 GiB, already has such
@@ -204,13 +202,7 @@ def replace_foreign_nodes(
 ) -> tuple[Translation, ProbedGraph | None]:
     """Replace such nodes in place, and lower an opset that no released runtime loads.
 
-    Args:
-        model: the graph, normalized and without model-local functions.
-        source: the file, for errors.
-        runnable: the ``runnable_form`` of the graph; None computes it.
-
-    Returns:
-        The replaced nodes, and the values of the file itself; None without such nodes.
+    Return the replaced nodes, and the values of the file itself; None without such nodes.
 
     Raises:
         UsageError: if a node violates its definition, the file does not run, or a node needs an

@@ -56,12 +56,7 @@ class CostlyTransposes(NearMissFound):
 
 
 def fold_transposes(model: ir.Model, probed: ProbedGraph) -> None:
-    """Fold the transposes around the operators of a graph, in place.
-
-    Args:
-        model: the graph after recognition.
-        probed: the probed values of the graph.
-    """
+    """Fold the transposes around the operators of a graph, in place."""
     operators = [node for node in model.graph if node.domain == DOMAIN]
     if not operators:
         return
@@ -85,11 +80,6 @@ def transposes_cost_more(
     Linear attention without costly features is two matrix products in the original too, and the
     operator is faster than those only in wide heads. It saves the division by a normalizer, which
     takes about as long as two transposes.
-
-    Args:
-        nodes: the nodes of the rewrite.
-        replaced: the nodes that it replaces.
-        probed: the probed values of the graph.
     """
     nodes = [*nodes]
     (operator,) = (node for node in nodes if node.domain == DOMAIN)

@@ -21,27 +21,41 @@ from aftexport.lowering import nodes as matching
 from aftexport.operators.domain import DOMAIN, VERSION
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.operators.registry import ALL_OPERATORS
-from aftexport.recognition.failed_conditions import failed_condition, layout_condition
-from aftexport.recognition.formula.algebra import multiply
-from aftexport.recognition.formula.axes import Axis, Dims, Unreadable
-from aftexport.recognition.formula.terms import ONE, Product
+from aftexport.recognition.algebra import multiply
+from aftexport.recognition.comparison import (
+    Part,
+    ProofError,
+    Verdict,
+    compare,
+    in_float64,
+    part_of,
+    runner,
+)
 from aftexport.recognition.graph.normalize import remove_no_ops
 from aftexport.recognition.graph.shape_probe import NoRunnableSizes, ProbedGraph, probe
 from aftexport.recognition.patterns import PATTERNS, feature_products
-from aftexport.recognition.patterns.outside_factors import without_outside
-from aftexport.recognition.patterns.pattern import NearMissFound, Operand, Rewrite, Subject
-from aftexport.recognition.patterns.weights import has_pairs
+from aftexport.recognition.patterns.failed_conditions import (
+    failed_condition,
+    has_pairs,
+    layout_condition,
+)
+from aftexport.recognition.patterns.pattern import (
+    NearMissFound,
+    Operand,
+    Rewrite,
+    Subject,
+    without_outside,
+)
 from aftexport.recognition.projections import (
     CostlyTransposes,
     fold_transposes,
     transposes_cost_more,
 )
-from aftexport.recognition.proof.comparison import Verdict, compare
-from aftexport.recognition.proof.part import Part, ProofError, in_float64, part_of, runner
 from aftexport.recognition.read import layout
 from aftexport.recognition.read.formulas import FORMULAS, PRODUCT_FORMULAS, PRODUCT_FUNCTIONS
 from aftexport.recognition.read.reader import Reader
 from aftexport.recognition.result import Match, NearMiss, Recognition
+from aftexport.recognition.terms import ONE, Axis, Dims, Product, Unreadable
 from aftexport.recognition.writer import Writer, write_nodes
 
 _LAST_OPERATORS = frozenset({
@@ -66,9 +80,7 @@ def recognize(
 ) -> Recognition:
     """Replace the mechanisms of a graph in place, and return the result of the search.
 
-    Args:
-        model: the graph, normalized and without model-local functions.
-        progress: a callback with the number of nodes read, the number of all nodes and a label.
+    ``progress`` gets the number of nodes read, the number of all nodes and a label.
     """
     if not any(node.op_type in _WEIGHT_OPERATORS or _may_weigh(node) for node in model.graph):
         return Recognition(absence=NO_SUM)
@@ -360,9 +372,7 @@ class Cuts:
     def __init__(self, model: ir.Model, doubtful: Collection[ir.Node]) -> None:
         """Find those nodes, once for the whole graph.
 
-        Args:
-            model: the graph, in the order of execution.
-            doubtful: the nodes that may cut.
+        The ``doubtful`` nodes may cut.
         """
         self._doubtful = doubtful
         self._above: dict[ir.Value, frozenset[ir.Node]] = {}
@@ -374,12 +384,7 @@ class Cuts:
             self._above |= dict.fromkeys(node.outputs, above)
 
     def check(self, part: Part, ends: Iterable[ir.Value]) -> None:
-        """Raise NearMissFound if a part cuts, or reads both tensors that are cut and others.
-
-        Args:
-            part: the nodes that a rewrite replaces.
-            ends: the tensors that the part reads.
-        """
+        """Raise NearMissFound if a part cuts, or reads both tensors that are cut and others."""
         cuts = {node for node in part.nodes if node in self._doubtful}
         sets = {self._cuts_of(end) for end in ends}
         if len(sets) > 1:

@@ -14,62 +14,39 @@ from aftexport.system.files import replacing_file, write_json
 
 @dataclass(frozen=True)
 class Match:
-    """A rewrite that was made.
+    """A rewrite that was made."""
 
-    Attributes:
-        mechanism: the stem of the mechanism's file.
-        operator: the operator of the domain.
-        value: the name of the computed value.
-        attributes: the attributes of the operator.
-        cases: the number of inputs on which both were compared.
-        difference: the largest ratio of a difference to the tolerance.
-        note: the reason and the effect, if attributes differ from those of the graph.
-    """
-
-    mechanism: str
+    mechanism: str  # the stem of the mechanism's file
     operator: str
     value: str
     attributes: dict[str, int | float | str]
-    cases: int
-    difference: float
-    note: str = ""
+    cases: int  # the number of inputs on which both were compared
+    difference: float  # the largest ratio of a difference to the tolerance
+    note: str = ""  # the reason and the effect, if attributes differ from those of the graph
 
 
 @dataclass(frozen=True)
 class NearMiss:
-    """A value that was not replaced.
+    """A value that was not replaced."""
 
-    Attributes:
-        mechanism: the mechanism that it resembles.
-        value: the name of the value.
-        reason: the condition that failed.
-    """
-
-    mechanism: str
+    mechanism: str  # the mechanism that it resembles
     value: str
     reason: str
 
 
 @dataclass
 class Recognition:
-    """The result of a search in a graph.
+    """The result of a search in a graph."""
 
-    Attributes:
-        matches: the rewrites, in the order of the graph.
-        near_misses: the values that resemble a mechanism and were not replaced.
-        unexamined: the reason why the graph could not be searched, if there is one.
-        absence: the reason why there is neither a match nor a near miss.
-        unread: the names of values without a formula.
-        probed: the values of the original graph, None if no node can be part of a mechanism.
-        translated: the recurrent nodes of other domains, which were replaced before the search.
-    """
-
-    matches: list[Match] = field(default_factory=list)
+    matches: list[Match] = field(default_factory=list)  # the rewrites, in the order of the graph
+    # Values that resemble a mechanism and were not replaced.
     near_misses: list[NearMiss] = field(default_factory=list)
-    unexamined: str = ""
-    absence: str = ""
-    unread: list[str] = field(default_factory=list)
+    unexamined: str = ""  # the reason why the graph could not be searched, if there is one
+    absence: str = ""  # the reason why there is neither a match nor a near miss
+    unread: list[str] = field(default_factory=list)  # the names of values without a formula
+    # Values of the original graph, None if no node can be part of a mechanism.
     probed: ProbedGraph | None = None
+    # Recurrent nodes of other domains, which were replaced before the search.
     translated: list[Replacement] = field(default_factory=list)
 
     @property

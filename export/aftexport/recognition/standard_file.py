@@ -29,8 +29,11 @@ from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.operators.registry import ALL_OPERATORS, operator_of
 from aftexport.recognition.graph.shape_probe import Arrays, NoRunnableSizes, probe
 from aftexport.recognition.onnx_file import check_outputs, load_graph, read_weights, serialized
-from aftexport.recognition.opset_change import check_known, raise_opset
-from aftexport.recognition.standard_recurrence.expansion import runnable_form
+from aftexport.recognition.standard_recurrence.expansion import (
+    check_known,
+    raise_opset,
+    runnable_form,
+)
 from aftexport.recognition.standard_recurrence.node_values import (
     CAUSAL_CONV,
     FIRST_OPSET,
@@ -46,27 +49,20 @@ from aftexport.system.onnx_files import MODEL
 
 @dataclass
 class StandardForm:
-    """A model in standard operators.
-
-    Attributes:
-        model: the model.
-        standard: the number of nodes by our operator and the operator of ONNX.
-        bodies: the number of nodes by our operator and the reason for its body.
-    """
+    """A model in standard operators."""
 
     model: onnx.ModelProto
+    # Number of nodes by our operator and the operator of ONNX.
     standard: Counter[tuple[str, str]] = field(default_factory=Counter)
+    # Number of nodes by our operator and the reason for its body.
     bodies: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 def unfuse_file(source: Path, target: Path, opset: int | None = None) -> StandardForm:
     """Write the model of a bundle or a file to ``target`` in standard operators.
 
-    Args:
-        source: a bundle, or an ONNX file with operators of our domain.
-        target: the new file, which may be the source.
-        opset: 27 or later for the recurrent operators of ONNX, which few runtimes load; None for
-            portable bodies in the opset of the source.
+    Opset 27 or later gives the recurrent operators of ONNX, which few runtimes load. None gives
+    portable bodies in the opset of the source.
 
     Raises:
         UsageError: if the source has no such operators, or the opset does not fit.
@@ -104,10 +100,7 @@ def unfuse_file(source: Path, target: Path, opset: int | None = None) -> Standar
 def standard_form(model: onnx.ModelProto, opset: int | None) -> StandardForm:
     """Return a model in standard operators only.
 
-    Args:
-        model: a model with our operators and their bodies, which stays unchanged.
-        opset: 27 or later, for the recurrent operators of ONNX; None for bodies in the opset of
-            the model.
+    Opset 27 or later gives the recurrent operators of ONNX, None bodies in the model's opset.
 
     Raises:
         UsageError: if the installed onnx lacks the opset, or a node has another meaning there.
@@ -218,13 +211,7 @@ def _inputs(runs: list[Arrays]) -> Iterator[dict[str, NDArray[np.generic]]]:
 
 
 def write_causal_conv(node: ir.Node, padding: Padding, new: NewNodes) -> list[ir.Value]:
-    """Add the nodes that compute the outputs of a node, and return both outputs.
-
-    Args:
-        node: the node.
-        padding: the masks of the graph's tokens.
-        new: the place of the nodes.
-    """
+    """Add the nodes that compute the outputs of a node, and return both outputs."""
     x, weight, bias, past, lengths = node.inputs
     assert x is not None  # a required input
     assert weight is not None  # a required input
@@ -290,13 +277,7 @@ def why_not_standard(node: ir.Node) -> str:
 
 
 def write_linear_attention(node: ir.Node, padding: Padding, new: NewNodes) -> list[ir.Value]:
-    """Add the nodes that compute the outputs of a node, and return both outputs.
-
-    Args:
-        node: the node, for which ``why_not_standard`` has no reason.
-        padding: the masks of the graph's tokens.
-        new: the place of the nodes.
-    """
+    """Add the nodes that compute the outputs of a node, and return both outputs."""
     query, key, value, past, decay, beta, lengths = node.inputs
     assert query is not None  # a required input
     assert lengths is not None  # a required input

@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 
 from aftexport.lowering import nodes as matching
 from aftexport.operators.registry import ALL_OPERATORS
-from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.axes import Axis, Dims, Unreadable, flat, flat_dims
-from aftexport.recognition.formula.terms import (
+from aftexport.recognition.algebra import free
+from aftexport.recognition.graph.shape_probe import ProbedGraph
+from aftexport.recognition.patterns.pattern import Division, Operand, Rewrite, is_held, size_of
+from aftexport.recognition.terms import (
+    Axis,
     Count,
+    Dims,
     Exp,
     Function,
     Indicator,
@@ -22,19 +25,17 @@ from aftexport.recognition.formula.terms import (
     Max,
     Plus,
     Product,
+    Unreadable,
+    flat,
+    flat_dims,
     single_atom,
 )
-from aftexport.recognition.graph.shape_probe import ProbedGraph
-from aftexport.recognition.patterns.pattern import Division, Operand, Rewrite, is_held, size_of
 
 
 class Writer:
     """New nodes for one rewrite, outside the graph until they are compared.
 
-    Attributes:
-        nodes: the nodes in an order of execution.
-        constants: the constants of the nodes, in float64 or int64.
-        prefix: the start of the names of the nodes.
+    The nodes are in an order of execution, and their constants in float64 or int64.
     """
 
     def __init__(
@@ -42,16 +43,10 @@ class Writer:
         probed: ProbedGraph,
         dtype: np.dtype[np.generic],
         prefix: str,
+        # The shapes that the graph computes, with the dims of which they are the sizes.
         shapes: Sequence[tuple[ir.Value, Dims]] = (),
     ) -> None:
-        """Begin a rewrite.
-
-        Args:
-            probed: the probed values of the graph.
-            dtype: the type of the rewrite's numbers.
-            prefix: the start of the names of its nodes.
-            shapes: the shapes that the graph computes, with the dims of which they are the sizes.
-        """
+        """Begin a rewrite."""
         self._probed = probed
         self._dtype = dtype
         self.prefix = prefix
@@ -63,10 +58,7 @@ class Writer:
     def tensor(self, product: Product, groups: Dims, *, is_spread: bool = False) -> ir.Value:
         """Return a formula as a tensor whose dims are ``groups`` of axes.
 
-        Args:
-            product: the formula.
-            groups: the dims.
-            is_spread: whether to repeat it along the axes that it lacks.
+        If ``is_spread``, it is repeated along the axes that it lacks.
 
         Raises:
             Unreadable: if it lacks one of the axes, depends on another, or has no such layout.
@@ -95,8 +87,7 @@ class Writer:
     def joined(self, parts: Sequence[tuple[Product, Dims]]) -> ir.Value:
         """Return formulas as one tensor ``[B, T, D]``; the channels of all follow in each head.
 
-        Args:
-            parts: the formulas with their dims ``[B, T, H, d]``.
+        Each has dims ``[B, T, H, d]``.
         """
         tensors = [self.tensor(formula, groups) for formula, groups in parts]
         whole = self.node("Concat", *tensors, axis=3)
@@ -321,11 +312,7 @@ class Writer:
     ) -> ir.Value:
         """Return ``[B, T, D + d]``, a formula and an additional head.
 
-        Args:
-            formula: the formula, of the axes of ``groups``.
-            groups: the dims of ``[B, T, D]``.
-            width: the width d of a head.
-            channels: the first channels of the additional head; its other channels are 0.
+        The additional head, of width d, begins with ``channels``; its other channels are 0.
         """
         packed = self.tensor(formula, groups)
         apart: Dims = tuple((axis,) for axes in flat_dims(groups[:2]) for axis in axes)
@@ -392,16 +379,7 @@ def _value(atom: Leaf | Function | Plus) -> ir.Value:
 
 
 def write_nodes(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
-    """Write a rewrite and return its output.
-
-    Args:
-        writer: the writer of the new nodes.
-        rewrite: the operator, its operands and the factors outside.
-        dims: the axes of the replaced value.
-
-    Raises:
-        Unreadable: if the layout cannot be written.
-    """
+    """Write a rewrite and return its output; raises Unreadable if the layout cannot be written."""
     written = {id(operand): operand for operand in rewrite.operands}
     values = {name: _operand(writer, rewrite, operand) for name, operand in written.items()}
     inputs = [values[id(operand)] for operand in rewrite.operands]

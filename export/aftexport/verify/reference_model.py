@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from aftexport.bundle.bundle import Bundle
-from aftexport.capture.forward_signature import with_plain_inputs
+from aftexport.capture.model_inputs import with_plain_inputs
 from aftexport.capture.reference_module import ReferenceModule
 from aftexport.checkpoint import Checkpoint, from_factory, load
 from aftexport.engines.torch import TorchEngine

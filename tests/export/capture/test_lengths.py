@@ -1,6 +1,8 @@
 """The lengths of documents that a captured model takes."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,24 +28,22 @@ class PositionsOfTheRest(tiny_models.Positions):
         return self.head((x + self.positions.weight[:n]).sum(1))
 
 
-def test_position_table_bounds_length() -> None:
-    # All 32 of them is a length that torch.export takes another branch for.
-    assert input_spec(capture(tiny_models.Positions())).max_tokens in (31, 32)
-
-
-def test_position_table_per_document_bounds_length() -> None:
-    assert input_spec(capture(tiny_models.PositionsOfEach())).max_tokens in (31, 32)
-
-
-def test_position_embedding_bounds_length() -> None:
-    assert input_spec(capture(tiny_models.EmbeddedPositions())).max_tokens == 32
-
-
-def test_longer_position_table_bounds_length() -> None:
-    """The table has rows for more than the tokens of the document."""
-    # As above; and what the module says of its length is one too many.
-    assert input_spec(capture(tiny_models.ClassToken())).max_tokens in (30, 31)
-    assert input_spec(capture(tiny_models.ClassToken(), max_tokens=32)).max_tokens in (30, 31)
+@pytest.mark.parametrize(
+    ("factory", "asked", "bounds"),
+    [
+        # All 32 of them is a length that torch.export takes another branch for.
+        (tiny_models.Positions, None, (31, 32)),
+        (tiny_models.PositionsOfEach, None, (31, 32)),
+        (tiny_models.EmbeddedPositions, None, (32,)),
+        # As above; and what the module says of its length is one too many.
+        (tiny_models.ClassToken, None, (30, 31)),
+        (tiny_models.ClassToken, 32, (30, 31)),
+    ],
+)
+def test_position_table_bounds_length(
+    factory: type[nn.Module], asked: int | None, bounds: tuple[int, ...]
+) -> None:
+    assert input_spec(capture(factory(), max_tokens=asked)).max_tokens in bounds
 
 
 class EveryFourthPosition(tiny_models.Positions):
@@ -72,14 +72,12 @@ def test_positions_after_short_document_are_captured(limit: int | None) -> None:
         torch.testing.assert_close(program.module()(ids), module(ids))
 
 
-class ValuesOfLongDocuments(tiny_models.Bag):
+def values_of_long_documents(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
     """The branch of long documents runs in PyTorch; torch.export cannot capture it."""
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        if input_ids.shape[1] > 20:
-            x = x / float(x.abs().max())
-        return self.head(x.sum(1))
+    x = m.embedding(input_ids)
+    if input_ids.shape[1] > 20:
+        x = x / float(x.abs().max())
+    return x.sum(1)
 
 
 class ChangedByShortDocuments(tiny_models.Bag):
@@ -98,90 +96,79 @@ class ChangedByShortDocuments(tiny_models.Bag):
         return self.head(x.sum(1))
 
 
-class AtMostTwenty(tiny_models.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        assert input_ids.shape[1] <= 20
-        return self.head(self.embedding(input_ids).sum(1))
+def at_most_twenty(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
+    assert input_ids.shape[1] <= 20
+    return m.embedding(input_ids).sum(1)
 
 
-@pytest.mark.parametrize("factory", [ValuesOfLongDocuments, ChangedByShortDocuments])
-def test_branch_of_the_model_is_no_limit(factory: type[nn.Module]) -> None:
+@pytest.mark.parametrize(
+    "factory", [partial(tiny_models.Computed, values_of_long_documents), ChangedByShortDocuments]
+)
+def test_branch_of_the_model_is_no_limit(factory: Callable[[], nn.Module]) -> None:
     with pytest.raises(TraceError, match=r"branch at 20 tokens.*--max-length 20\."):
         capture(factory())
     assert input_spec(capture(factory(), max_tokens=20)).max_tokens == 20
 
 
 def test_length_that_the_model_asserts_is_its_limit() -> None:
-    assert input_spec(capture(AtMostTwenty())).max_tokens == 20
+    assert input_spec(capture(tiny_models.Computed(at_most_twenty))).max_tokens == 20
 
 
-class Windows(tiny_models.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        count = (x.shape[1] + 15) // 16
-        x = nn.functional.pad(x, (0, 0, 0, count * 16 - x.shape[1])).unflatten(1, (count, 16))
-        return self.head(x.mean(2).mean(1))
+def windows(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
+    x = m.embedding(input_ids)
+    count = (x.shape[1] + 15) // 16
+    x = nn.functional.pad(x, (0, 0, 0, count * 16 - x.shape[1])).unflatten(1, (count, 16))
+    return x.mean(2).mean(1)
 
 
-class FirstWindow(tiny_models.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.head(self.embedding(input_ids)[:, :16].sum(1))
+def first_window(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
+    return m.embedding(input_ids)[:, :16].sum(1)
 
 
-class EverySecond(tiny_models.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.head(self.embedding(input_ids)[:, ::2].sum(1))
+def every_second(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
+    return m.embedding(input_ids)[:, ::2].sum(1)
 
 
-class WindowAttention(tiny_models.Bag):
+def window_attention(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
     """The example of docs/how-to/export-your-model.md."""
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        count = -(-x.shape[1] // 16)
-        x = nn.functional.pad(x, (0, 0, 0, count * 16 - x.shape[1])).unflatten(1, (count, 16))
-        x = (x @ x.transpose(2, 3)).softmax(-1) @ x
-        return self.head(x.mean(2).mean(1))
+    x = m.embedding(input_ids)
+    count = -(-x.shape[1] // 16)
+    x = nn.functional.pad(x, (0, 0, 0, count * 16 - x.shape[1])).unflatten(1, (count, 16))
+    x = (x @ x.transpose(2, 3)).softmax(-1) @ x
+    return x.mean(2).mean(1)
 
 
-class Scaled(tiny_models.Bag):
+def scaled(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
     """By functions of the number of tokens that ask for a Python float."""
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        tokens = input_ids.shape[1]
-        x = self.embedding(input_ids) / math.sqrt(tokens) * math.log(tokens + 1, 512)
-        return self.head(x.sum(1) * math.exp(-tokens))
+    tokens = input_ids.shape[1]
+    x = m.embedding(input_ids) / math.sqrt(tokens) * math.log(tokens + 1, 512)
+    return x.sum(1) * math.exp(-tokens)
 
 
-class Fractions(tiny_models.Bag):
+def fractions(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
     """100 * 0.29 is less than 29 in float64, and is 29 in float32."""
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        tokens = input_ids.shape[1]
-        x = self.embedding(input_ids) / float(tokens)
-        some = x.topk(min(8, tokens), dim=1).values.sum(1) + x[:, : round(tokens * 0.7)].sum(1)
-        return self.head(x[:, : int(tokens * 0.29)].sum(1) + some + x[:, : len(input_ids)].sum(1))
+    tokens = input_ids.shape[1]
+    x = m.embedding(input_ids) / float(tokens)
+    some = x.topk(min(8, tokens), dim=1).values.sum(1) + x[:, : round(tokens * 0.7)].sum(1)
+    return x[:, : int(tokens * 0.29)].sum(1) + some + x[:, : len(input_ids)].sum(1)
 
 
-class CroppedWindows(tiny_models.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        count = math.ceil(x.shape[1] / 16)
-        y = nn.functional.pad(x, (0, 0, 0, count * 16 - x.shape[1])).unflatten(1, (count, 16))
-        y = (y - y.mean(2, keepdim=True)).flatten(1, 2)
-        return self.head((x + y[:, : x.shape[1]]).sum(1))
+def cropped_windows(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
+    x = m.embedding(input_ids)
+    count = math.ceil(x.shape[1] / 16)
+    y = nn.functional.pad(x, (0, 0, 0, count * 16 - x.shape[1])).unflatten(1, (count, 16))
+    y = (y - y.mean(2, keepdim=True)).flatten(1, 2)
+    return (x + y[:, : x.shape[1]]).sum(1)
 
 
 @pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize(
-    "factory",
-    [Windows, WindowAttention, FirstWindow, EverySecond, Scaled, Fractions, CroppedWindows],
+    "compute",
+    [windows, window_attention, first_window, every_second, scaled, fractions, cropped_windows],
 )
-def test_single_element_of_short_document_generalizes(
-    factory: type[nn.Module],
-) -> None:
+def test_single_element_of_short_document_generalizes(compute: Callable[..., Tensor]) -> None:
     """A size that is 1 for a short document is captured for every length."""
-    module = factory().eval()
+    module = tiny_models.Computed(compute).eval()
     program = capture(module)
     assert input_spec(program).max_tokens is None
     engine = OnnxRuntimeEngine(finish(lower(program)).SerializeToString())

@@ -13,11 +13,7 @@ from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.qwen3_5 import Qwen3_5TextConfig, modeling_qwen3_5
 
 from aftexport.capture.capture import capture, prepared
-from aftexport.capture.module_translations import (
-    CAUSAL_MASK,
-    GATED_DELTA_RULE,
-    translate_functions,
-)
+from aftexport.capture.module_translations import CAUSAL_MASK, GATED_DELTA_RULE, translate_functions
 from aftexport.errors import TraceError
 
 OPERATORS = {
@@ -61,11 +57,7 @@ def test_groups_of_values_equal_pytorch() -> None:
     query, key = (torch.randn(2, 70, 2, 8) for _ in range(2))
     value, state = torch.randn(2, 70, 4, 8), torch.randn(2, 4, 8, 8)
     g, beta = -torch.rand(2, 70, 4), torch.rand(2, 70, 4)
-    settings = {
-        "initial_state": state,
-        "output_final_state": True,
-        "use_qk_l2norm_in_kernel": True,
-    }
+    settings = {"initial_state": state, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
     own = modeling_qwen3_5.torch_chunk_gated_delta_rule
     expected = own(query, key, value, g=g, beta=beta, **settings)
     given = GATED_DELTA_RULE.replacement(query, key, value, g=g, beta=beta, **settings)

@@ -14,15 +14,11 @@ from aftexport.errors import TraceError, UsageError
 Forward = Callable[["Tables", Tensor], Tensor]
 
 
-class Tables(tiny_models.Bag):
+class Tables(tiny_models.Computed):
     def __init__(self, forward: Forward) -> None:
-        super().__init__()
+        super().__init__(forward)
         self.small, self.bag = nn.Embedding(100, 16), nn.EmbeddingBag(250, 16)
         self.register_buffer("shards", torch.arange(400) % 300)
-        self.compute = forward
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.head(self.compute(self, input_ids))
 
 
 def classes(m: Tables, ids: Tensor) -> Tensor:

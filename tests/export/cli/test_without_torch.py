@@ -10,7 +10,7 @@ from calibrations import labelled, write_lines
 from clients import http
 from commands import Outcome, assert_refused, run_python
 from export.recognition.graphs import scripted
-from export.recognition.implementations.aft_simple import simple_softmax
+from export.recognition.implementations.aft import simple_softmax
 from export.recognition.layer import DIM, Layer
 from onnx_texts import text_model
 from servers import serving

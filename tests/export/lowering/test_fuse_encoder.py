@@ -1,5 +1,6 @@
-"""The encoder's rewrites: their matches, their exceptions, and equal results."""
+"""The rewrites of layers around the attention: matches, exceptions, and equal results."""
 
+import inspect
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -9,13 +10,15 @@ import onnxruntime
 import pytest
 import torch
 from sampling import any_case
-from torch import nn
+from torch import Tensor, nn
 
-from aftexport.lowering.fuse_encoder import fuse_encoder
+from aftexport.lowering.fuse_encoder import fuse_encoder, fuse_fastformer
+from aftexport.lowering.translations import translations
+from aftexport.nn.fastformer import Fastformer
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.parity import TOLERANCES
 
-DIM = 12
+DIM = 24
 
 
 class Block(nn.Module):
@@ -28,7 +31,7 @@ class Block(nn.Module):
         self.outer = nn.Linear(20, DIM)
         self.change = change
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         normed = self.norm(x)
         approximate = "tanh" if self.change == "tanh gelu" else "none"
         hidden = nn.functional.gelu(self.inner(normed), approximate=approximate)
@@ -47,7 +50,7 @@ class Projections(nn.Module):
         self.output = nn.Linear(DIM, DIM)
         self.change = change
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         normed = self.norm(x)
         mixed, *others = (layer(normed) for layer in self.layers)
         for index, other in enumerate(others):
@@ -57,18 +60,65 @@ class Projections(nn.Module):
         return result + normed if self.change == "norm is read again" else result
 
 
+class Layer(nn.Module):
+    """The attention half of an encoder layer, or one that only looks like it."""
+
+    def __init__(self, change: str = "") -> None:
+        super().__init__()
+        self.change = change
+        self.norm, self.other_norm = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
+        for parameter in (*self.norm.parameters(), *self.other_norm.parameters()):
+            nn.init.normal_(parameter, 0.5)
+        heads = DIM // 2 if change == "narrow heads" else 4
+        self.attention = Fastformer(DIM, heads, causal=change == "causal")
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        normed, attention = self.norm(x), self.attention
+        if self.change in ("", "causal", "narrow heads"):
+            return x + attention(normed, lengths)
+        query, key = attention.query(normed), attention.key(normed)
+        if self.change == "key of another norm":
+            key = attention.key(self.other_norm(x))
+        value = key if self.change == "value is the key" else query
+        weights = (attention.alpha_weight, attention.beta_weight)
+        mixed = torch.ops.aftexport.fastformer(query, key, value, *weights, lengths, 4)
+        inner_residual = key if self.change == "residual of the key" else query
+        inner = attention.output(mixed) + inner_residual
+        result = (normed if self.change == "residual after the norm" else x) + inner
+        read_again = {
+            "norm is read again": normed,
+            "key is read again": key,
+            "query is read again": query,
+            "inner sum is read again": inner,
+        }
+        return result * read_again.get(self.change, 1.0)
+
+
 def exported(module: nn.Module) -> ir.Model:
+    batch, tokens = torch.export.Dim("b"), torch.export.Dim("t")
+    names = [*inspect.signature(module.forward).parameters]
+    examples = {"x": torch.randn(2, 5, DIM), "lengths": torch.tensor([5, 3])}
+    shapes = {"x": {0: batch, 1: tokens}, "lengths": {0: batch}}
     program = torch.export.export(
         module.eval(),
-        (torch.randn(2, 5, DIM),),
-        dynamic_shapes={"x": {0: torch.export.Dim("b"), 1: torch.export.Dim("t")}},
+        tuple(examples[name] for name in names),
+        dynamic_shapes={name: shapes[name] for name in names},
     )
-    result = torch.onnx.export(program, (), dynamo=True, opset_version=20, verbose=False)
+    result = torch.onnx.export(
+        program,
+        (),
+        dynamo=True,
+        opset_version=20,
+        verbose=False,
+        input_names=names,
+        custom_translation_table=translations(),
+    )
     assert result is not None
     return result.model
 
 
 def fused(model: ir.Model) -> onnx.ModelProto:
+    fuse_fastformer(model)
     fuse_encoder(model)
     proto = attach_bodies(ir.to_proto(model))
     onnx.checker.check_model(proto, full_check=True)
@@ -84,14 +134,20 @@ def assert_unchanged(module: nn.Module, model: onnx.ModelProto) -> None:
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )
-    for shape in ((1, 1), (3, 7), (2, 65)):
-        x = torch.randn(*shape, DIM)
+    names = [value.name for value in session.get_inputs()]
+    for shape, ends in (((1, 1), [1]), ((3, 7), [7, 1, 4]), ((2, 65), [64, 65])):
+        given = {"x": torch.randn(*shape, DIM), "lengths": torch.tensor(ends)}
+        wide = [given[n].double() if n == "x" else given[n] for n in names]
         with torch.no_grad():
-            expected = module.double()(x.double()).numpy()
+            expected = module.double()(*wide).numpy()
         module.float()
-        actual = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
-        scale = max(1.0, np.abs(expected).max())
-        assert np.abs(actual - expected).max() / scale <= TOLERANCES["fp32"].bound
+        actual = session.run(None, {n: given[n].numpy() for n in names})[0]
+        assert np.isfinite(actual).all()
+        valid = np.ones(shape, bool)
+        if "lengths" in names:
+            valid = np.arange(shape[1]) < np.array(ends)[:, None]
+        scale = max(1.0, np.abs(expected[valid]).max())
+        assert np.abs(actual - expected)[valid].max() / scale <= TOLERANCES["fp32"].bound
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -123,12 +179,24 @@ def test_surroundings_of_attention_become_single_operators(
         (Projections("norm is read again"), "LayerNormQueryKeyValue"),
         (Projections("norm is read again", [DIM, 4]), "LayerNormLinear"),
         (Projections("residual is broadcast"), "LinearResidual"),
+        (Layer("causal"), "LayerNormFastformer"),
+        (Layer("narrow heads"), "LayerNormFastformer"),
+        (Layer("key of another norm"), "LayerNormFastformer"),
+        (Layer("value is the key"), "LayerNormFastformer"),
+        (Layer("residual of the key"), "LayerNormFastformer"),
+        (Layer("residual after the norm"), "LayerNormFastformer"),
+        (Layer("norm is read again"), "LayerNormFastformer"),
+        (Layer("key is read again"), "LayerNormFastformer"),
+        (Layer("query is read again"), "LayerNormFastformer"),
+        (Layer("inner sum is read again"), "LayerNormFastformer"),
     ],
     ids=lambda value: getattr(value, "change", ""),
 )
 def test_look_alike_stays_unchanged(module: nn.Module, absent: str) -> None:
     model = fused(exported(module))
     assert absent not in counts(model)
+    if isinstance(module, Layer):
+        assert {"Fastformer", "CausalFastformer"} & counts(model).keys()
     assert_unchanged(module, model)
 
 
@@ -158,8 +226,20 @@ def test_query_key_value_have_own_outputs(widths: list[int]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("widths", [[DIM, 4], [DIM, 4, DIM]], ids=len)
-def test_fused_linear_layers_leave_nothing_unread(widths: list[int]) -> None:
-    model = fused(exported(Projections(widths=widths)))
+@pytest.mark.parametrize(
+    "module",
+    [Projections(widths=[DIM, 4]), Projections(widths=[DIM, 4, DIM]), Layer()],
+    ids=["two", "three", "fastformer"],
+)
+def test_fused_layers_leave_nothing_unread(module: nn.Module) -> None:
+    model = fused(exported(module))
     read = {name for node in model.graph.node for name in node.input}
     assert {i.name for i in model.graph.initializer} <= read
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fastformer_layer_becomes_one_node() -> None:
+    module = Layer()
+    model = fused(exported(module))
+    assert [n.op_type for n in model.graph.node] == ["LayerNormFastformer"]
+    assert_unchanged(module, model)

@@ -176,9 +176,7 @@ def test_infinities_and_nan_pool_like_pytorch(number: float) -> None:
     [lambda x: x[:, 5:].sum(1), lambda x: (x[:, 5:, :1].sigmoid() * x[:, 5:]).sum(1)],
     ids=["sum", "weighted"],
 )
-def test_emptied_documents_sum_to_zero(
-    pool: Callable[[Tensor], Tensor],
-) -> None:
+def test_emptied_documents_sum_to_zero(pool: Callable[[Tensor], Tensor]) -> None:
     """Documents that are left without tokens stay in the batch."""
     module = Pooled(pool)
     engine = OnnxRuntimeEngine(exported(module).SerializeToString(), threads=1)

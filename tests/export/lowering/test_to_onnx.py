@@ -194,9 +194,7 @@ def test_most_common_setting_keeps_name(mixed: onnx.ModelProto) -> None:
     assert gates == [b"sigmoid", b"sigmoid"]
 
 
-def test_settings_of_one_operator_can_mix(
-    mixed: onnx.ModelProto,
-) -> None:
+def test_settings_of_one_operator_can_mix(mixed: onnx.ModelProto) -> None:
     """The nodes of one operator have different settings, and the result is right."""
     onnx.checker.check_model(mixed, full_check=True)
     assert_as_torch(tiny_models.MixedSettings(), mixed)
@@ -215,17 +213,16 @@ def test_bodies_are_attached_once_per_operator() -> None:
     assert [function.name for function in model.functions] == ["AftSimple"]
 
 
-class PaddedByZeros(tiny_models.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        zeros = x.new_zeros(x.shape[0], max(0, 8 - x.shape[1]), 16)
-        return self.head(torch.cat([x, zeros], 1).sum(1))
+def padded_by_zeros(m: tiny_models.Bag, input_ids: Tensor) -> Tensor:
+    x = m.embedding(input_ids)
+    zeros = x.new_zeros(x.shape[0], max(0, 8 - x.shape[1]), 16)
+    return torch.cat([x, zeros], 1).sum(1)
 
 
 def test_size_error_omits_unknown_line() -> None:
     """A size without a known line is refused without speaking of one."""
     with pytest.raises(TraceError, match=r"only for sizes where .*8 - tokens.*\.") as refused:
-        lower(capture(PaddedByZeros()))
+        lower(capture(tiny_models.Computed(padded_by_zeros)))
     assert "line" not in refused.value.remedy
     assert "padding" in refused.value.remedy
 
@@ -361,17 +358,6 @@ def test_waiting_thread_restores_function() -> None:
     assert utils._materialize_cpp_cia_ops is original
 
 
-class Through(tiny_models.Bag):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        x = self.function(x)
-        return self.head(x.mean(1))
-
-
 @pytest.mark.parametrize(
     ("function", "operator"),
     [
@@ -385,8 +371,8 @@ class Through(tiny_models.Bag):
 def test_error_names_user_operator_and_line(
     function: Callable[[Tensor], Tensor], operator: str, tmp_path: Path
 ) -> None:
-    program = capture(Through(function))
-    said = rf"cannot translate {operator} \(.*test_to_onnx.py, line \d+, in .*\): ONNX has no"
+    program = capture(tiny_models.Through(function))
+    said = rf"cannot translate {operator} \(.*tiny_models.py, line \d+, in .*\): ONNX has no"
     with pytest.raises(TraceError, match=said) as refused:
         lower(program)
     assert "prims." not in str(refused.value)
@@ -419,7 +405,7 @@ def test_error_names_cause_beyond_operator(
     function: Callable[[Tensor], Tensor], reason: str, remedy: str
 ) -> None:
     with pytest.raises(TraceError, match=f"{reason}.*{remedy}") as refused:
-        lower(capture(Through(function)))
+        lower(capture(tiny_models.Through(function)))
     assert "ONNX has no such operator" not in str(refused.value)
 
 
@@ -436,13 +422,14 @@ def test_bfloat16_in_forward_is_refused(
     function: Callable[[Tensor], Tensor], operator: str
 ) -> None:
     with pytest.raises(TraceError, match=rf"got {operator} in bfloat16") as refused:
-        lower(capture(Through(function)))
+        lower(capture(tiny_models.Through(function)))
     assert "torch.autocast" in refused.value.remedy
     assert "--opset" not in refused.value.remedy
 
 
 def test_rounding_to_bfloat16_is_kept() -> None:
     operators = [
-        n.op_type for n in lower(capture(Through(lambda x: x.bfloat16().float()))).graph.node
+        n.op_type
+        for n in lower(capture(tiny_models.Through(lambda x: x.bfloat16().float()))).graph.node
     ]
     assert operators.count("Cast") == 2

@@ -122,9 +122,7 @@ def test_size_is_divided_by_one_operator() -> None:
     assert "Less" not in operators
 
 
-def test_translation_for_example_length_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_translation_for_example_length_is_refused(tmp_path: Path) -> None:
     """Torch would translate it for the length of the example only."""
     program = capture(Pooled(lambda x: functional.adaptive_avg_pool2d(x, (4, 4))))
     said = r"Mod\(tokens, 4\).*\(adaptive_avg_pool2d, .*test_translations.py, line \d+, in forward"

@@ -16,7 +16,7 @@ from aftexport.parity.run_cases import verify
 from aftexport.pipeline.export import export
 
 from .graphs import scripted
-from .implementations.aft_simple import simple_softmax
+from .implementations.aft import simple_softmax
 from .layer import DIM, Layer
 from .look_alikes import simple_clamped_denominator
 
@@ -83,11 +83,7 @@ def test_fuse_refuses_random_outputs(
 
 @pytest.mark.parametrize(("name", "operators"), [("simple", {"AftSimple"}), ("clamped", set())])
 def test_weights_in_another_file_are_loaded(
-    name: str,
-    operators: set[str],
-    files: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    name: str, operators: set[str], files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, out = tmp_path / "model.onnx", tmp_path / "fused.onnx"
     model = onnx.load(files / f"{name}.onnx")
@@ -191,17 +187,8 @@ def test_softmax_pooling_without_lengths_runs_chunked(tmp_path: Path) -> None:
 def test_export_reports_unrecognized_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run_here(
-        [
-            "--factory",
-            "third_party_models:nothing",
-            "--to",
-            "onnx",
-            "--out",
-            tmp_path / "plain.bundle",
-        ],
-        capsys,
-    )
+    words = ["--factory", "third_party_models:nothing", "--to", "onnx"]
+    done = run_here([*words, "--out", tmp_path / "plain.bundle"], capsys)
     assert done.code == 0, done.err
     assert "No mechanism was recognized" in done.out
     assert "there is no weighted sum over tokens" in " ".join(done.out.split())
@@ -212,17 +199,8 @@ def test_export_reports_unrecognized_model(
 def test_embedding_module_error_has_advice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run_here(
-        [
-            "--factory",
-            "third_party_models:embeddings",
-            "--to",
-            "onnx",
-            "--out",
-            tmp_path / "no.bundle",
-        ],
-        capsys,
-    )
+    words = ["--factory", "third_party_models:embeddings", "--to", "onnx"]
+    done = run_here([*words, "--out", tmp_path / "no.bundle"], capsys)
     assert done.code == 2
     assert "nn.Embedding" in done.err
     assert "aftexport fuse" in done.err

@@ -221,14 +221,7 @@ WITH_PRODUCT = frozenset((
 
 
 def reasons(layer: nn.Module, make: Any, *, has_product: bool = False) -> list[str]:
-    """Return the reasons of near misses.
-
-    Args:
-        layer: the layer.
-        make: the exporter.
-        has_product: whether the product of features and values is rewritten. Its note then has
-            the reason, unless the product was found apart from the rest.
-    """
+    """Return the reasons of near misses, and of notes of products that are rewritten."""
     found, _ = fused(make(layer, torch.randn(2, 12, DIM), axes=(BATCH, TOKENS)))
     assert bool(found.matches) == has_product, found.matches
     given = [miss.reason for miss in found.near_misses]

@@ -138,12 +138,7 @@ def test_more_states_than_query_heads(tmp_path: Path) -> None:
 @pytest.mark.parametrize("activation", [None, "none", "silu", "swish"])
 @pytest.mark.parametrize("taps", [1, 3])
 def test_convolution_becomes_ours(
-    domain: str,
-    has_bias: bool,
-    has_state: bool,
-    activation: str | None,
-    taps: int,
-    tmp_path: Path,
+    domain: str, has_bias: bool, has_state: bool, activation: str | None, taps: int, tmp_path: Path
 ) -> None:
     has_state = has_state and taps > 1
     chosen = {} if activation is None else {"activation": activation}

@@ -4,7 +4,7 @@ import onnx_ir as ir
 import pytest
 from sampling import any_case
 
-from aftexport.recognition.formula import keys
+from aftexport.recognition import algebra
 from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.read import reader
 from aftexport.recognition.recognizer import recognize
@@ -15,7 +15,7 @@ from .chains import CHAINS, Graph, model_of
 def computations(name: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """Return the numbers of computed keys and of nodes."""
     count = 0
-    compute = keys.compute_text
+    compute = algebra.compute_text
 
     def counted(*arguments: object) -> str:
         nonlocal count
@@ -25,7 +25,7 @@ def computations(name: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> tupl
     graph = normalize(model_of(CHAINS[name], depth))
     nodes = len(list(graph.graph))
     with monkeypatch.context() as patch:
-        patch.setattr(keys, "compute_text", counted)
+        patch.setattr(algebra, "compute_text", counted)
         assert "AftSimple" in [match.operator for match in recognize(graph).matches]
     return count, nodes
 

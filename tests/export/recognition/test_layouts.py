@@ -3,10 +3,13 @@
 from collections.abc import Callable, Mapping
 
 import onnx
+import onnx.parser
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+
+from aftexport.operators.domain import opset_of
 
 from .graphs import assert_equal, exported, fused, operators, scripted
 from .layer import elu_features
@@ -194,3 +197,141 @@ def test_last_axis_may_be_channels() -> None:
     )
     assert operators(found) == []
     assert "may be the channels" in found.near_misses[0].reason
+
+
+_TEXT = """
+<ir_version: 9, opset_import: ["" : %d]>
+g (float[batch, tokens, 8] q, float[batch, tokens, 8] k, float[batch, tokens, 8] v)
+  => (float[batch, tokens, 8] y)
+<float tiny = {%s}, int64[1] one = {1}>
+{
+  e = Exp(k)
+  weighted = Mul(e, v)
+  numerator = %s
+  total = %s
+  denominator = Add(total, tiny)
+  gate = Sigmoid(q)
+  mean = Div(numerator, denominator)
+  y = Mul(gate, mean)
+}
+"""
+_SUMS = ("ReduceSum(weighted, one)", "ReduceSum(e, one)")
+
+
+@pytest.mark.parametrize("tiny", ["1e-8", "1e-30"])
+def test_smallest_eps_is_not_dropped(tiny: str) -> None:
+    found, _ = fused(onnx.parser.parse_model(_TEXT % (20, tiny, *_SUMS)))
+    assert operators(found) == ["AftSimple"]
+    assert found.matches[0].attributes["eps"] == pytest.approx(float(tiny), rel=1e-6, abs=0.0)
+
+
+def test_files_of_older_opsets_are_converted() -> None:
+    sums = ("ReduceSum <axes = [1]> (weighted)", "ReduceSum <axes = [1]> (e)")
+    found, model = fused(onnx.parser.parse_model(_TEXT % (11, "0", *sums)))
+    assert operators(found) == ["AftSimple"]
+    assert opset_of(model) >= 18
+
+
+_PLAIN = _TEXT % (20, "0", *_SUMS)
+# A size is squared and its root taken, 40 times: there are 2^40 ways from the last to it.
+_DEEP = f"""shape = Shape(q)
+  two = Constant <value_int = 2> ()
+  size = Gather(shape, two)
+  a0 = Cast <to = 1> (size)
+  {" ".join(f"b{n} = Mul(a{n}, a{n})  a{n + 1} = Sqrt(b{n})" for n in range(40))}
+  scaled = Mul(q, a40)
+  gate = Sigmoid(scaled)"""
+_SEQUENCES = """whole = Mul(gate, mean)
+  parts = SplitToSequence <axis = 2> (whole)
+  y = ConcatFromSequence <axis = 2> (parts)"""
+_MASK_AND_NEGATION = """not = Not(mask)
+  left_out = Cast <to = 9> (not)
+  zero = Constant <value_float = 0.0> ()
+  some = Where(mask, all, zero)
+  e = Where(left_out, zero, some)"""
+
+
+def _masked(mask: str, weigh: str) -> str:
+    text = _PLAIN.replace("8] v)", f"8] v, {mask}[batch, tokens, 1] mask)")
+    return text.replace("e = Exp(k)", f"all = Exp(k)\n{weigh}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _PLAIN,
+        _PLAIN.replace("tokens, 8] k", "others, 8] k"),
+        _PLAIN.replace("y = Mul(gate, mean)", _SEQUENCES),
+        _PLAIN.replace("gate = Sigmoid(q)", _DEEP),
+        _masked("bool", "ones = Cast <to = 1> (mask)\ne = Mul(all, ones)"),
+        _masked("int64", "ones = Cast <to = 1> (mask)\ne = Mul(all, ones)"),
+        _masked("bool", _MASK_AND_NEGATION),
+    ],
+    ids=["plain", "another name", "sequences", "deep size", "bool", "integers", "negation"],
+)
+def test_graph_of_text_fuses(text: str) -> None:
+    found, _ = fused(onnx.parser.parse_model(text))
+    assert operators(found) == ["AftSimple"], found.near_misses
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            _PLAIN.replace("tokens, 8] k", "others, 8] k").replace("tokens, 8] v", "others, 8] v"),
+            "of different sequences",
+        ),
+        (_masked("float", "e = Mul(all, mask)"), "the input mask, which may be any number"),
+    ],
+    ids=["sequences", "float"],
+)
+def test_graph_of_text_stays(text: str, reason: str) -> None:
+    found, _ = fused(onnx.parser.parse_model(text))
+    assert operators(found) == []
+    assert reason in found.near_misses[0].reason
+
+
+_MASKED_ROWS = """
+<ir_version: 9, opset_import: ["" : 20]>
+g (float[batch, tokens, 8] q, float[batch, tokens, 8] k, float[batch, tokens, 8] v,
+   %s[batch, tokens, 1] mask) => (float[batch, tokens, 8] y)
+<float eps = {1e-3}, int64[1] one = {1}, int64[1] two = {2}>
+{
+  counts = Cast <to = 1> (mask)
+  of_queries = Relu(q)
+  rows = Mul(of_queries, counts)
+  of_keys = Relu(k)
+  columns = Transpose <perm = [0, 2, 1]> (of_keys)
+  context = MatMul(columns, v)
+  numerator = MatMul(rows, context)
+  total = ReduceSum(of_keys, one)
+  products = Mul(rows, total)
+  sums = ReduceSum(products, two)
+  denominator = Add(sums, eps)
+  y = Div(numerator, denominator)
+}
+"""
+
+
+@pytest.mark.parametrize("kind", ["bool", "int64", "float"])
+def test_query_rows_may_be_weighed(kind: str) -> None:
+    """Numbers of rows multiply the features of queries; a mask multiplies the result."""
+    found, _ = fused(onnx.parser.parse_model(_MASKED_ROWS % kind))
+    assert operators(found) == ["NormalizedLinearAttention"], found.near_misses
+    feature_map = "identity" if kind == "float" else "relu"
+    assert found.matches[0].attributes["feature_map"] == feature_map
+
+
+def test_sum_over_excess_axes_is_ignored() -> None:
+    """No mechanism sums over so many axes."""
+    axes = ", ".join(["2"] * 8)
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["": 18]>
+        g (float[b, t, {axes}] x, float[b, t, {axes}] y) => (float[b, t] z) {{
+            e = Exp(x)
+            p = Mul(e, y)
+            z = Einsum <equation = "btcdefghij->bt"> (p)
+        }}"""
+    )
+    found, _ = fused(model)
+    assert found.matches == []

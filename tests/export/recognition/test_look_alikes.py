@@ -7,7 +7,7 @@ import pytest
 
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 
-from . import look_alikes, look_alikes_forms
+from . import look_alikes
 from .graphs import BATCH, TOKENS, assert_equal, fused, operators, scripted
 from .layer import example
 
@@ -42,10 +42,10 @@ def test_look_alikes_are_left_alone(name: str, axes: Any) -> None:
         assert_equal(layer, model, example())
 
 
-@pytest.mark.parametrize("name", look_alikes_forms.of_longer_documents())
+@pytest.mark.parametrize("name", look_alikes.of_longer_documents())
 def test_effect_of_longer_documents_prevents_fusion(name: str) -> None:
     """The effect shows only in documents longer than were tried."""
-    found, _ = fused(scripted(look_alikes_forms.of_longer_documents()[name], example()))
+    found, _ = fused(scripted(look_alikes.of_longer_documents()[name], example()))
     assert operators(found) == []
     assert "documents longer than were tried" in found.near_misses[0].reason
 

@@ -7,14 +7,13 @@ import onnx.parser
 import pytest
 import torch
 
-from aftexport.recognition.formula.algebra import constant_factor, power
-from aftexport.recognition.formula.axes import Axis, Unreadable, regroup
-from aftexport.recognition.formula.terms import Product, number
+from aftexport.recognition.algebra import constant_factor, power
 from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.patterns import PATTERNS
 from aftexport.recognition.patterns.pattern import Subject
 from aftexport.recognition.read.reader import axis_index, scalar
 from aftexport.recognition.recognizer import recognize
+from aftexport.recognition.terms import Axis, Product, Unreadable, number, regroup
 
 from . import implementations
 from .graphs import fused, scripted

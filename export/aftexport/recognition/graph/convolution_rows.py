@@ -27,18 +27,13 @@ SEQUENCE_RANK = 3
 
 @dataclass
 class ConvolutionRows:
-    """The rows of a convolution that are a tensor ``[B, C, T]``.
-
-    Attributes:
-        convolution: the 1x1 convolution.
-        rows: its output channels, in the order of the tensor's channels.
-        maps: the functions of one number after it, the last first.
-        path: all nodes between the convolution and the tensor.
-    """
+    """The rows of a convolution that are a tensor ``[B, C, T]``."""
 
     convolution: ir.Node
-    rows: Rows
+    rows: Rows  # its output channels, in the order of the tensor's channels
+    # Functions of one number after it, the last first.
     maps: list[ir.Node] = field(default_factory=list)
+    # All nodes between the convolution and the tensor.
     path: list[ir.Node] = field(default_factory=list)
 
     @property
@@ -245,14 +240,7 @@ def redirect_sizes(
 ) -> bool:
     """Let shapes of the rows of a 1x1 convolution be read from its input.
 
-    Args:
-        graph: the graph.
-        convolution: the convolution.
-        path: the nodes that are to leave it.
-        probed: the probed values of the graph.
-
-    Returns:
-        Whether the nodes can leave it: other nodes read other slices of its channels only.
+    Return whether the path can leave it: other nodes read other slices of its channels only.
     """
     shapes = _shapes_read(convolution, path, set(), probed)
     if shapes is None:
@@ -270,11 +258,7 @@ def can_leave(
 ) -> bool:
     """Return whether ``redirect_sizes`` will let nodes leave a 1x1 convolution.
 
-    Args:
-        convolution: the convolution.
-        path: the nodes that are to leave it.
-        replaced: the nodes that the graph is to lose.
-        probed: the probed values of the graph.
+    The graph is to lose the ``replaced`` nodes.
     """
     return _shapes_read(convolution, path, replaced, probed) is not None
 
@@ -292,8 +276,7 @@ def _shapes_read(
 ) -> dict[ir.Node, _Constants] | None:
     """Return the shapes of rows on a path that are read, with the counts of channels from each.
 
-    Returns:
-        The nodes that read a shape, None if other nodes read the rows or their channels.
+    The result is None if other nodes read the rows or their channels.
     """
     found: dict[ir.Node, _Constants] = {}
     pending = [convolution.outputs[0]]

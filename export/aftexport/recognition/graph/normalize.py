@@ -101,12 +101,7 @@ def remove_no_ops(model: ir.Model, probed: ProbedGraph) -> set[ir.Node]:
 
     Outputs of the graph keep their nodes.
 
-    Args:
-        model: the graph, changed in place.
-        probed: the probed values of the graph.
-
-    Returns:
-        The nodes without effect in all runs that may affect longer documents.
+    Return those without effect in all runs that may affect longer documents.
     """
     doubtful = set()
     for node in list(model.graph):

@@ -49,22 +49,15 @@ class NoRunnableSizes(Exception):  # noqa: N818, an outcome and not an error
 
 @dataclass(frozen=True)
 class ProbedGraph:
-    """The values of a graph in runs at different sizes.
+    """The values of a graph in runs at different sizes."""
 
-    Attributes:
-        model: the model that was run.
-        runs: the values by name, in the runs that show which axes are dynamic.
-        edge_runs: the values by name, in runs at the edge.
-        naming: the way in which sizes were chosen.
-        long_run: a run of ``_LONG_TOKENS`` tokens, or as many as the model accepts: inputs and
-            outputs, all shapes, and conditions and sizes inside the graph. It is empty if the
-            model does not accept more tokens than in the other runs.
-    """
-
-    model: onnx.ModelProto
-    runs: Sequence[Arrays]
-    edge_runs: Sequence[Arrays]
+    model: onnx.ModelProto  # the model that was run
+    runs: Sequence[Arrays]  # the values by name, in the runs that show which axes are dynamic
+    edge_runs: Sequence[Arrays]  # the values by name, in runs at the edge
     naming: Naming
+    # A run of ``_LONG_TOKENS`` tokens, or as many as the model accepts: inputs and outputs, all
+    # shapes, and conditions and sizes inside the graph. It is empty if the model does not accept
+    # more tokens than in the other runs.
     long_run: Arrays
     _changing: MutableMapping[ir.Value, bool] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -128,8 +121,7 @@ class ProbedGraph:
     def size(self, value: ir.Value) -> tuple[int, ...] | None:
         """Return the size of a dim that a value of one number holds, in the order of ``shapes``.
 
-        Returns:
-            None for a value that is anything but one entry of a shape, as a number of its own.
+        Return None for a value that is anything but one entry of a shape, as a number of its own.
         """
         array = self._first(value)
         if array is None or array.size != 1 or array.dtype.kind not in "if":
@@ -184,8 +176,7 @@ class ProbedGraph:
     def run_at(self, values: Iterable[ir.Value], batch: int, tokens: int) -> Arrays | None:
         """Compute some values of the graph, and no others, at other sizes.
 
-        Returns:
-            The values and the inputs by name, None if the model does not run at these sizes.
+        Return the values and the inputs by name, None if the model does not run at these sizes.
         """
         model = _with_outputs(self.model, [str(value.name) for value in values])
         try:
@@ -219,11 +210,7 @@ def _is_size(value: ir.Value) -> bool:
 
 
 def probe(model: onnx.ModelProto) -> ProbedGraph:
-    """Run a model at several sizes.
-
-    Raises:
-        NoRunnableSizes: if no sizes work, with the reason of the runtime.
-    """
+    """Run a model at several sizes; raises NoRunnableSizes with the reason of the runtime."""
     names = [name for node in model.graph.node for name in node.output if name]
     traced = _with_outputs(model, names)
     try:
@@ -330,16 +317,11 @@ def _run(
 
 def any_above(
     value: ir.Value,
-    known: MutableMapping[ir.Value, bool],
+    known: MutableMapping[ir.Value, bool],  # the results so far; new results are added
+    # A predicate that returns None if the inputs of a value's node decide.
     decide: Callable[[ir.Value], bool | None],
 ) -> bool:
-    """Return whether ``decide`` holds for a value or any value that it is computed from.
-
-    Args:
-        value: a value of a graph.
-        known: the results so far; new results are added.
-        decide: a predicate that returns None if the inputs of a value's node decide.
-    """
+    """Return whether ``decide`` holds for a value or any value that it is computed from."""
     pending = [value]
     while pending:
         last = pending[-1]

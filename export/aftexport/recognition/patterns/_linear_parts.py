@@ -9,33 +9,22 @@ from functools import cached_property
 import numpy as np
 
 from aftexport.operators.mechanisms.linear_attention import MIN_EPS
-from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.axes import Axis, flat
-from aftexport.recognition.formula.terms import Atom, CausalMask, Indicator, Leaf, Product
-from aftexport.recognition.patterns._constants import whole
+from aftexport.recognition.algebra import free
 from aftexport.recognition.patterns.channels import Roles, roles_of
+from aftexport.recognition.patterns.evaluation import whole
 from aftexport.recognition.patterns.pattern import Division, Subject, by_dependence, without
+from aftexport.recognition.terms import Atom, Axis, CausalMask, Indicator, Leaf, Product, flat
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A weighted sum and its normalizer.
-
-    Attributes:
-        subject: the value.
-        weights: the factors that numerator and denominator share.
-        value: the other factors of the numerator.
-        bound: the summed axes.
-        normalizer: ``add``, ``clamp`` or ``none``; see the operator.
-        eps: the number of the normalizer.
-        scale: the number that multiplies the quotient.
-    """
+    """A weighted sum and its normalizer."""
 
     subject: Subject
     weights: Product
     value: Product
-    bound: tuple[Axis, ...]
-    normalizer: str
+    bound: tuple[Axis, ...]  # the summed axes
+    normalizer: str  # ``add``, ``clamp`` or ``none``; see the operator
     eps: float
     scale: float
 
@@ -92,12 +81,7 @@ class Parts:
         return f"{'Causal' * bool(self.causal_masks)}NormalizedLinearAttention"
 
     def attributes(self, feature_map: str, channels: int) -> dict[str, int | float | str]:
-        """Return the attributes of the operator.
-
-        Args:
-            feature_map: the name of the function of query and key.
-            channels: the number of features of a head.
-        """
+        """Return the attributes of the operator."""
         assert self.roles is not None
         # A channel of ones after the values makes them wider than the keys.
         own = self.roles.attributes(channels, int(self.is_eps_small))

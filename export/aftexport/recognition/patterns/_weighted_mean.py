@@ -8,24 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.axes import Axis, Dims, flat
-from aftexport.recognition.formula.terms import (
-    Atom,
-    CausalMask,
-    Count,
-    Exp,
-    Function,
-    Max,
-    Product,
-    Sum,
-    as_product,
-    single_atom,
-)
-from aftexport.recognition.patterns._constants import evaluated
+from aftexport.recognition.algebra import free
 from aftexport.recognition.patterns._linear_parts import is_causal_mask
 from aftexport.recognition.patterns.channels import packed
-from aftexport.recognition.patterns.elementwise import gate
+from aftexport.recognition.patterns.evaluation import evaluated, gate
+from aftexport.recognition.patterns.failed_conditions import depends_on_inputs_within, has_values
 from aftexport.recognition.patterns.pattern import (
     OTHER_KEYS,
     OTHER_WEIGHTS,
@@ -48,40 +35,39 @@ from aftexport.recognition.patterns.pattern import (
     without,
     zeroed,
 )
-from aftexport.recognition.patterns.weights import depends_on_inputs_within, has_values
+from aftexport.recognition.terms import (
+    Atom,
+    Axis,
+    CausalMask,
+    Count,
+    Dims,
+    Exp,
+    Function,
+    Max,
+    Product,
+    Sum,
+    as_product,
+    flat,
+    single_atom,
+)
 
 
 @dataclass(frozen=True)
 class WeightedMean:
-    """A mean over ``summed`` with a row of the output for each of ``tokens``.
-
-    Attributes:
-        subject: the value that is the mean.
-        keys: the factors of the weights that do not depend on the query's position.
-        biases: the factors of the weights that depend only on the two positions.
-        value: the factors that are averaged.
-        outer: the factors that multiply the mean.
-        summed: the axes of the keys' positions.
-        tokens: the axes of the queries' positions.
-        batch: the axes that are packed into the first dim.
-        channels: the axes that are packed into the last dim.
-        causal: whether keys after the query's position are left out.
-        scale: the number that multiplies the mean.
-        eps: the number that is added to the sum of the weights.
-    """
+    """A mean over ``summed`` with a row of the output for each of ``tokens``."""
 
     subject: Subject
-    keys: Product
-    biases: Product
+    keys: Product  # the factors of the weights that do not depend on the query's position
+    biases: Product  # the factors of the weights that depend only on the two positions
     value: Product
     outer: Product
-    summed: tuple[Axis, ...]
-    tokens: tuple[Axis, ...]
-    batch: tuple[Axis, ...]
-    channels: tuple[Axis, ...]
-    causal: bool
+    summed: tuple[Axis, ...]  # the axes of the keys' positions
+    tokens: tuple[Axis, ...]  # the axes of the queries' positions
+    batch: tuple[Axis, ...]  # the axes that are packed into the first dim
+    channels: tuple[Axis, ...]  # the axes that are packed into the last dim
+    causal: bool  # whether keys after the query's position are left out
     scale: float = 1.0
-    eps: float = 0.0
+    eps: float = 0.0  # the number that is added to the sum of the weights
 
     def groups(self, positions: tuple[Axis, ...]) -> Dims:
         """Return the dims of ``[B, T, D]``."""
@@ -180,14 +166,7 @@ def _is_of_positions(subject: Subject, atom: Atom, summed: set[Axis]) -> bool:
 
 @dataclass(frozen=True)
 class _Denominator:
-    """A sum of weights and a number that is added to it, times a scale.
-
-    Attributes:
-        atom: the factor of the mean that divides.
-        total: the sum.
-        eps: the number.
-        scale: the scale.
-    """
+    """A sum of weights and a number that is added to it, times a scale."""
 
     atom: Atom
     total: Sum

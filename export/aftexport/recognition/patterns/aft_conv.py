@@ -17,26 +17,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula.algebra import free, multiply, power, substitute
-from aftexport.recognition.formula.algebra import free as axes_of
-from aftexport.recognition.formula.axes import Axis, Unreadable, flat
-from aftexport.recognition.formula.keys import key
-from aftexport.recognition.formula.terms import (
-    ONE,
-    Atom,
-    CausalMask,
-    Exp,
-    Plus,
-    Product,
-    Sum,
-    Window,
-    as_product,
-)
-from aftexport.recognition.formula.windows import has_window
-from aftexport.recognition.patterns._constants import can_broadcast, evaluated
+from aftexport.recognition.algebra import free, has_window, key, multiply, power, substitute
+from aftexport.recognition.algebra import free as axes_of
 from aftexport.recognition.patterns._weighted_mean import WeightedMean
 from aftexport.recognition.patterns.channels import check_tokens, packed
-from aftexport.recognition.patterns.outside_factors import split
+from aftexport.recognition.patterns.evaluation import can_broadcast, evaluated
 from aftexport.recognition.patterns.pattern import (
     NearMissFound,
     Operand,
@@ -46,10 +31,25 @@ from aftexport.recognition.patterns.pattern import (
     leaves,
     refuse_clamped,
     same_size,
+    split_outside,
     sums,
     without,
 )
 from aftexport.recognition.read import layout
+from aftexport.recognition.terms import (
+    ONE,
+    Atom,
+    Axis,
+    CausalMask,
+    Exp,
+    Plus,
+    Product,
+    Sum,
+    Unreadable,
+    Window,
+    as_product,
+    flat,
+)
 
 
 def match(subject: Subject) -> Rewrite | None:
@@ -76,7 +76,7 @@ def match(subject: Subject) -> Rewrite | None:
         subject.formula.exponent,
     )
     divisor = multiply(denominator.common, denominator.constants)
-    outer, outside = split(
+    outer, outside = split_outside(
         subject, multiply(rest, numerator.common, numerator.constants, power(divisor, -1.0))
     )
     mean = WeightedMean(
@@ -101,42 +101,25 @@ def match(subject: Subject) -> Rewrite | None:
 
 @dataclass(frozen=True)
 class Term:
-    """A sum over keys, of a window or of all.
-
-    Attributes:
-        total: the sum.
-        summed: the axis of the keys' positions.
-        inner: the summed factors that depend on the keys' positions.
-        outside: the other summed factors, and the factors of the sum.
-        window: the window, None for all keys.
-        causal: whether keys after the query's position are left out.
-    """
+    """A sum over keys, of a window or of all."""
 
     total: Sum
-    summed: Axis
-    inner: Product
-    outside: Product
-    window: Window | None
-    causal: bool
+    summed: Axis  # the axis of the keys' positions
+    inner: Product  # the summed factors that depend on the keys' positions
+    outside: Product  # the other summed factors, and the factors of the sum
+    window: Window | None  # None for all keys
+    causal: bool  # whether keys after the query's position are left out
 
 
 @dataclass(frozen=True)
 class WindowedSums:
-    """A numerator or denominator.
+    """A numerator or denominator."""
 
-    Attributes:
-        everywhere: the sum over all keys.
-        offsets: the offsets of the window's keys from the query, ascending.
-        weights: the weights ``a / c``, ``[channels ..., offsets]``.
-        common: the computed factors of all terms.
-        constants: the constant factors ``c`` of all terms.
-    """
-
-    everywhere: Term
-    offsets: tuple[int, ...]
-    weights: NDArray[np.float64]
-    common: Product
-    constants: Product
+    everywhere: Term  # the sum over all keys
+    offsets: tuple[int, ...]  # the offsets of the window's keys from the query, ascending
+    weights: NDArray[np.float64]  # the weights ``a / c``, ``[channels ..., offsets]``
+    common: Product  # the computed factors of all terms
+    constants: Product  # the constant factors ``c`` of all terms
 
 
 def parts(atom: Atom) -> tuple[Product, ...]:
@@ -261,10 +244,7 @@ def _split_constants(
 
 
 def _rewrite(
-    mean: WeightedMean,
-    gating: tuple[str, Operand],
-    filters: NDArray[np.float64],
-    outside: Product,
+    mean: WeightedMean, gating: tuple[str, Operand], filters: NDArray[np.float64], outside: Product
 ) -> Rewrite:
     return Rewrite(
         "aft_conv",
@@ -277,12 +257,7 @@ def _rewrite(
 
 
 def _refuse_other_windows(subject: Subject, *, has_window: bool) -> None:
-    """Raise NearMissFound where numerator or denominator is not a sum over a window and all keys.
-
-    Args:
-        subject: the value.
-        has_window: whether one of the two is such a sum.
-    """
+    """Raise NearMissFound unless numerator and denominator sum over a window and all keys."""
     factors = subject.formula.factors
     mixed = [(atom, p) for atom, p in factors if _is_mixed(atom)]
     if {1.0, -1.0} <= {p for _, p in mixed}:

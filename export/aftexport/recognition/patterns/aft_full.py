@@ -6,7 +6,6 @@ gate(Q[b,t,c]) * sum_u exp(K[b,u,c] + w[t,u]) V[b,u,c] / sum_u exp(K[b,u,c] + w[
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula.terms import Exp, Product, number
 from aftexport.recognition.patterns._weighted_mean import WeightedMean
 from aftexport.recognition.patterns.pattern import (
     LOWEST,
@@ -16,15 +15,11 @@ from aftexport.recognition.patterns.pattern import (
     logits_of,
     without,
 )
+from aftexport.recognition.terms import Exp, Product, number
 
 
 def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | None:
-    """Return the operator for a mean with any position bias.
-
-    Args:
-        mean: the mean.
-        bias: the position bias if it is a constant.
-    """
+    """Return the operator for a mean with any position bias, which ``bias`` is if constant."""
     gating = mean.gating
     if gating is None or not mean.biases.factors:
         return None

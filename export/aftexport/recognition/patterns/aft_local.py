@@ -9,10 +9,10 @@ band shares counts as 0.
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula.terms import number
 from aftexport.recognition.patterns._weighted_mean import WeightedMean
 from aftexport.recognition.patterns.aft_full import is_causal
 from aftexport.recognition.patterns.pattern import LOWEST, Rewrite
+from aftexport.recognition.terms import number
 
 
 def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | None:

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.terms import number
+from aftexport.recognition.algebra import free
 from aftexport.recognition.patterns._weighted_mean import WeightedMean
 from aftexport.recognition.patterns.channels import check_tokens
-from aftexport.recognition.patterns.elementwise import NO_GATE
+from aftexport.recognition.patterns.evaluation import NO_GATE
 from aftexport.recognition.patterns.pattern import LOWEST, NearMissFound, Rewrite, size_of
+from aftexport.recognition.terms import number
 
 
 def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | None:

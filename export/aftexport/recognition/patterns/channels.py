@@ -12,19 +12,24 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.axes import (
+from aftexport.recognition.algebra import free
+from aftexport.recognition.patterns.pattern import NearMissFound, Subject, same_size, size_of
+from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.terms import (
     Axis,
     Dims,
+    Exp,
+    Leaf,
+    Max,
+    Product,
+    Sum,
     Unreadable,
     flat,
     flat_dims,
     fresh,
     regroup,
+    single_atom,
 )
-from aftexport.recognition.formula.terms import Exp, Leaf, Max, Product, Sum, single_atom
-from aftexport.recognition.patterns.pattern import NearMissFound, Subject, same_size, size_of
-from aftexport.recognition.read.reader import Reader
 
 _CHANNELS_SECOND = ("BatchNormalization", "Conv", "ConvTranspose", "GroupNormalization",
            "InstanceNormalization")  # fmt: skip
@@ -36,12 +41,7 @@ _MAX_NODES_BELOW = 24
 
 
 def channel_axes(product: Product, reader: Reader) -> set[Axis]:
-    """Return the axes of a formula that are known to be channels, since a layer makes them.
-
-    Args:
-        product: the formula.
-        reader: the reader of the formula.
-    """
+    """Return the axes of a formula that are known to be channels, since a layer makes them."""
     channels: set[Axis] = set()
     for atom, _ in product.factors:
         if isinstance(atom, Leaf):
@@ -132,20 +132,12 @@ def _dims_below(node: ir.Node, below: ir.Value, dims: Dims, reader: Reader) -> D
 
 def check_tokens(
     subject: Subject,
-    tokens: Sequence[Axis],
-    summed: Sequence[Axis],
+    tokens: Sequence[Axis],  # the axes of the queries' positions
+    summed: Sequence[Axis],  # the axes of the keys' positions
     keys: Product,
-    contracted: Collection[Axis] = (),
+    contracted: Collection[Axis] = (),  # the channels in which query and key meet
 ) -> None:
-    """Raise NearMissFound unless the summed axes can only be those of the tokens.
-
-    Args:
-        subject: the value.
-        tokens: the axes of the queries' positions.
-        summed: the axes of the keys' positions.
-        keys: the factors that depend on the keys' positions.
-        contracted: the channels in which query and key meet.
-    """
+    """Raise NearMissFound unless the summed axes can only be those of the tokens."""
     dims = flat_dims(subject.dims)
     if set(dims[0]) & set(tokens):
         raise NearMissFound("the mean is over the first axis, which may be the batch")
@@ -179,23 +171,14 @@ def packed(subject: Subject, others: Sequence[Axis]) -> tuple[tuple[Axis, ...], 
 
 @dataclass(frozen=True)
 class Roles:
-    """The axes of a value by their role.
+    """The axes of a value by their role."""
 
-    Attributes:
-        tokens: the queries' positions.
-        batch: the documents.
-        heads: the heads of keys and values.
-        groups: the heads of queries that read the same head of keys and values.
-        wide: the channels of the values.
-        are_other_tokens: whether keys may be more or fewer than queries.
-    """
-
-    tokens: tuple[Axis, ...]
+    tokens: tuple[Axis, ...]  # the queries' positions
     batch: tuple[Axis, ...]
-    heads: tuple[Axis, ...]
-    groups: tuple[Axis, ...]
-    wide: tuple[Axis, ...]
-    are_other_tokens: bool
+    heads: tuple[Axis, ...]  # the heads of keys and values
+    groups: tuple[Axis, ...]  # the heads of queries that read the same head of keys and values
+    wide: tuple[Axis, ...]  # the channels of the values
+    are_other_tokens: bool  # whether keys may be more or fewer than queries
 
     @property
     def query_heads(self) -> tuple[Axis, ...]:
@@ -207,9 +190,7 @@ class Roles:
 
         Its values may be of another width only if it has the number of their heads.
 
-        Args:
-            channels: the number of channels.
-            more: the number of channels that the values have beside those of ``wide``.
+        ``more`` counts channels that the values have beside those of ``wide``.
         """
         is_wide = bool(self.groups) or size_of(self.wide) + more != channels
         of_keys = {"kv_num_heads": size_of(self.heads)} if is_wide else {}
@@ -221,19 +202,10 @@ def roles_of(
     query: Product,
     key: Product,
     value: Product,
-    channels: Collection[Axis],
-    summed: tuple[Axis, ...],
+    channels: Collection[Axis],  # the axes in which query and key meet
+    summed: tuple[Axis, ...],  # the axes of the keys' positions
 ) -> Roles | None:
-    """Return the roles of the axes, None if they do not fit.
-
-    Args:
-        subject: the value.
-        query: the factors of the query.
-        key: the factors of the key.
-        value: the factors of the value.
-        channels: the axes in which query and key meet.
-        summed: the axes of the keys' positions.
-    """
+    """Return the roles of the axes, None if they do not fit."""
     axes = subject.axes
     asking = tuple(a for a in axes if a in free(query) and a not in free(value))
     wide = tuple(a for a in axes if a in free(value) and a not in free(query))

@@ -5,11 +5,10 @@ scale * sum_du softmax_d(Q[b,t,h,d]) softmax_u(K[b,u,h,d]) V[b,u,h,e]
 
 from collections.abc import Sequence
 
-from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.axes import Axis, flat
-from aftexport.recognition.formula.terms import Exp, Indicator, Product, Sum, as_product
+from aftexport.recognition.algebra import free
 from aftexport.recognition.patterns._linear_parts import is_causal_mask
 from aftexport.recognition.patterns.channels import Roles, check_tokens, roles_of
+from aftexport.recognition.patterns.failed_conditions import applied_function, summed_tokens
 from aftexport.recognition.patterns.pattern import (
     OTHER_KEYS,
     NearMissFound,
@@ -27,7 +26,7 @@ from aftexport.recognition.patterns.pattern import (
     without,
     zeroed,
 )
-from aftexport.recognition.patterns.weights import applied_function, summed_tokens
+from aftexport.recognition.terms import Axis, Exp, Indicator, Product, Sum, as_product, flat
 
 
 def match(subject: Subject) -> Rewrite | None:
@@ -75,18 +74,10 @@ def _rewrite(
     subject: Subject,
     operands: tuple[Product, Product, Product],
     roles: Roles,
+    # The axes of the keys' positions, and of the channels of query and key.
     bound: tuple[tuple[Axis, ...], tuple[Axis, ...]],
     scale: float,
 ) -> Rewrite:
-    """Return the operator.
-
-    Args:
-        subject: the value.
-        operands: the factors of query, key and value.
-        roles: the roles of the axes.
-        bound: the axes of the keys' positions, and of the channels of query and key.
-        scale: the number that multiplies the result.
-    """
     query, key, value = operands
     summed, channels = bound
     query_logits, key_logits = logits_of(query), logits_of(key)

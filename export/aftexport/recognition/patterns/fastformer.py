@@ -21,22 +21,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula import algebra
-from aftexport.recognition.formula.algebra import free, multiply, negation, substitute
-from aftexport.recognition.formula.axes import Axis, Unreadable, flat
-from aftexport.recognition.formula.keys import key
-from aftexport.recognition.formula.terms import (
-    ONE,
-    Exp,
-    Function,
-    Leaf,
-    Plus,
-    Product,
-    Sum,
-    as_product,
-    number,
-    single_atom,
-)
+from aftexport.recognition import algebra
+from aftexport.recognition.algebra import free, key, multiply, negation, substitute
 from aftexport.recognition.graph.shape_probe import ProbedGraph
 from aftexport.recognition.patterns.channels import check_tokens, heads_of
 from aftexport.recognition.patterns.pattern import (
@@ -58,27 +44,32 @@ from aftexport.recognition.patterns.pattern import (
     without,
     zeroed,
 )
+from aftexport.recognition.terms import (
+    ONE,
+    Axis,
+    Exp,
+    Function,
+    Leaf,
+    Plus,
+    Product,
+    Sum,
+    Unreadable,
+    as_product,
+    flat,
+    number,
+    single_atom,
+)
 
 
 @dataclass(frozen=True)
 class _Pooling:
-    """A softmax over tokens of ``logits``, which pools factors.
-
-    Attributes:
-        logits: the logits.
-        mask: the conditions that multiply the exponentials, as a fill of logits with -inf does.
-        kept: the conditions that multiply the softmax, as a fill of weights with 0 does.
-        pooled: the other factors.
-        summed: the axis of the tokens.
-        formula: the result.
-        total: the sum of the exponentials.
-    """
+    """A softmax over tokens of ``logits``, which pools factors."""
 
     logits: Product
-    mask: Product
-    kept: Product
+    mask: Product  # conditions that multiply the exponentials, as a fill of logits with -inf does
+    kept: Product  # the conditions that multiply the softmax, as a fill of weights with 0 does
     pooled: Product
-    summed: Axis
+    summed: Axis  # the axis of the tokens
     formula: Product
     total: Sum
 
@@ -291,11 +282,7 @@ def _weight(
 
 
 def _same_input(
-    total: Sum,
-    weight: Leaf,
-    expected: Product,
-    heads: tuple[Axis, ...],
-    channels: tuple[Axis, ...],
+    total: Sum, weight: Leaf, expected: Product, heads: tuple[Axis, ...], channels: tuple[Axis, ...]
 ) -> tuple[Axis, ...] | None:
     """Return the axes of ``weight`` for those of ``expected``, None if it multiplies others."""
     outputs = {*heads} & free(as_product(weight))
@@ -340,13 +327,7 @@ MAX_FILL = -1e4
 
 
 def additive_terms(subject: Subject, logits: Product, mask: Product) -> tuple[Product, ...]:
-    """Return the terms of logits, with the masks of their exponentials as further terms.
-
-    Args:
-        subject: the value.
-        logits: the logits.
-        mask: the conditions that multiply the exponentials of the logits.
-    """
+    """Return the terms of logits, with the masks of their exponentials as further terms."""
     lowest = -6e4 if _is_half(logits, subject.probed) else LOWEST
     terms: list[Product] = []
     left_out = [negation(mask)] if mask.factors else []
@@ -372,10 +353,7 @@ def _filled(function: Function) -> tuple[Product, Product] | None:
     if function.name != "Where":
         return None
     condition, first, second = function.arguments
-    for fill, kept, left_out in (
-        (first, second, condition),
-        (second, first, negation(condition)),
-    ):
+    for fill, kept, left_out in ((first, second, condition), (second, first, negation(condition))):
         if not fill.factors and fill.coefficient <= MAX_FILL and kept.factors:
             return kept, left_out
     return None

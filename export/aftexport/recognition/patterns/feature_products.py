@@ -13,29 +13,15 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from aftexport.recognition.formula.algebra import free, multiply, substitute
-from aftexport.recognition.formula.axes import Axis, flat
-from aftexport.recognition.formula.keys import key
-from aftexport.recognition.formula.terms import (
-    ONE,
-    Atom,
-    Count,
-    Function,
-    Leaf,
-    Plus,
-    Product,
-    Sum,
-    as_product,
-    number,
-    single_atom,
-)
+from aftexport.recognition.algebra import free, key, multiply, substitute
 from aftexport.recognition.patterns._linear_parts import (
     Parts,
     is_causal_mask,
     refusal_of_normalizer,
 )
 from aftexport.recognition.patterns.channels import channel_axes, check_tokens
-from aftexport.recognition.patterns.elementwise import classified
+from aftexport.recognition.patterns.evaluation import classified
+from aftexport.recognition.patterns.failed_conditions import atoms_within, depends_on_inputs_within
 from aftexport.recognition.patterns.linear_attention import (
     FEATURE_MAPS,
     LOWEST_INPUT,
@@ -43,7 +29,6 @@ from aftexport.recognition.patterns.linear_attention import (
     denominator_of,
     refuse_changed_keys,
 )
-from aftexport.recognition.patterns.outside_factors import without_outside
 from aftexport.recognition.patterns.pattern import (
     NearMissFound,
     Operand,
@@ -60,8 +45,23 @@ from aftexport.recognition.patterns.pattern import (
     sums,
     within,
     without,
+    without_outside,
 )
-from aftexport.recognition.patterns.weights import atoms_within, depends_on_inputs_within
+from aftexport.recognition.terms import (
+    ONE,
+    Atom,
+    Axis,
+    Count,
+    Function,
+    Leaf,
+    Plus,
+    Product,
+    Sum,
+    as_product,
+    flat,
+    number,
+    single_atom,
+)
 
 
 def match(subject: Subject) -> Rewrite | None:
@@ -198,26 +198,15 @@ def _paired(
 
 @dataclass(frozen=True)
 class _Operands:
-    """The factors of query, key and value of one product.
-
-    Attributes:
-        parts: the product and its normalizer.
-        query: the features of the query.
-        key: the features of the key, with masks.
-    """
+    """The factors of query, key and value of one product."""
 
     parts: Parts
     query: Product
-    key: Product
+    key: Product  # the features of the key, with masks
 
 
 def _operands(parts: Parts, outer: Product) -> _Operands | None:
-    """Return the operands of a product, None for another formula; raises NearMissFound.
-
-    Args:
-        parts: the product and its normalizer.
-        outer: further factors of the query.
-    """
+    """Return the operands of a product, None for another formula; raises NearMissFound."""
     if any(is_causal_mask(parts.subject, atom) for atom, _ in parts.value.factors):
         raise NearMissFound("numerator and denominator are sums over different keys")
     if not parts.summed or not parts.channels or not parts.query.factors:

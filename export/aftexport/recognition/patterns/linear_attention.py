@@ -11,29 +11,14 @@ from functools import cached_property
 
 import numpy as np
 
-from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.axes import flat
-from aftexport.recognition.formula.terms import (
-    Atom,
-    Count,
-    Exp,
-    Function,
-    Indicator,
-    Leaf,
-    Plus,
-    Product,
-    Sum,
-    as_product,
-    number,
-    single_atom,
-)
+from aftexport.recognition.algebra import free
 from aftexport.recognition.patterns._linear_parts import (
     Parts,
     is_causal_mask,
     refusal_of_normalizer,
 )
 from aftexport.recognition.patterns.channels import check_tokens
-from aftexport.recognition.patterns.elementwise import Elementwise, classified
+from aftexport.recognition.patterns.evaluation import Elementwise, classified
 from aftexport.recognition.patterns.pattern import (
     OTHER_KEYS,
     OTHER_WEIGHTS,
@@ -50,6 +35,21 @@ from aftexport.recognition.patterns.pattern import (
     size_of,
     sums,
     without,
+)
+from aftexport.recognition.terms import (
+    Atom,
+    Count,
+    Exp,
+    Function,
+    Indicator,
+    Leaf,
+    Plus,
+    Product,
+    Sum,
+    as_product,
+    flat,
+    number,
+    single_atom,
 )
 
 FEATURE_MAPS: dict[str, Elementwise] = {
@@ -217,15 +217,9 @@ def _features(subject: Subject, product: Product) -> tuple[str, Product] | None:
 
 @dataclass(frozen=True)
 class Denominator:
-    """A denominator that is a sum of terms, each with one sum over tokens.
+    """A denominator that is a sum of terms, each with one sum over tokens."""
 
-    Attributes:
-        normalizer: ``add`` if the number is added to the terms, ``clamp`` if it is their minimum.
-        number: the number.
-        terms: the terms.
-    """
-
-    normalizer: str
+    normalizer: str  # ``add`` if the number is added to the terms, ``clamp`` if it is their minimum
     number: float
     terms: tuple[Product, ...]
 

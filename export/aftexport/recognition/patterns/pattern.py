@@ -2,21 +2,24 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula import algebra
-from aftexport.recognition.formula.algebra import free, multiply, substitute
-from aftexport.recognition.formula.axes import Axis, Dims, flat, flat_dims
-from aftexport.recognition.formula.keys import key
-from aftexport.recognition.formula.terms import (
+from aftexport.recognition import algebra
+from aftexport.recognition.algebra import free, key, multiply, substitute
+from aftexport.recognition.graph.shape_probe import ProbedGraph, depends_on_inputs
+from aftexport.recognition.read import layout
+from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.terms import (
     ONE,
     Atom,
+    Axis,
     Count,
+    Dims,
     Exp,
     Function,
     Indicator,
@@ -26,10 +29,10 @@ from aftexport.recognition.formula.terms import (
     Product,
     Sum,
     as_product,
+    flat,
+    flat_dims,
     single_atom,
 )
-from aftexport.recognition.graph.shape_probe import ProbedGraph, depends_on_inputs
-from aftexport.recognition.read.reader import Reader
 
 Factor = tuple[Atom, float]
 LOWEST = -1e30
@@ -44,86 +47,54 @@ class NearMissFound(Exception):  # noqa: N818, an outcome and not an error
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor input of an operator.
-
-    Attributes:
-        formula: the formula of the tensor.
-        groups: the dims of the tensor.
-        weights: the factors whose logarithm is added to the formula.
-        floored: whether it may hold -inf, which the lowest finite logit then replaces.
-        beside: the first channels of the additional head.
-        is_spread: whether to repeat it along fixed axes of ``groups`` that the formula lacks.
-        joined: further formulas with their dims, whose channels follow in each head.
-    """
+    """A tensor input of an operator."""
 
     formula: Product
     groups: Dims
-    weights: Product = ONE
-    floored: bool = False
-    beside: Sequence[Product] = ()
+    weights: Product = ONE  # the factors whose logarithm is added to the formula
+    floored: bool = False  # whether it may hold -inf, which the lowest finite logit then replaces
+    beside: Sequence[Product] = ()  # the first channels of the additional head
+    # Whether to repeat it along fixed axes of ``groups`` that the formula lacks.
     is_spread: bool = False
+    # Further formulas with their dims, whose channels follow in each head.
     joined: Sequence[tuple[Product, Dims]] = ()
 
 
 @dataclass(frozen=True)
 class Division:
-    """A division by the sum of the weights, which an operator without a normalizer leaves out.
+    """A division by the sum of the weights, which an operator without a normalizer leaves out."""
 
-    Attributes:
-        normalizer: ``add`` if ``eps`` is added to the sum, ``clamp`` if it is the minimum.
-        eps: the number.
-    """
-
-    normalizer: str
+    normalizer: str  # ``add`` if ``eps`` is added to the sum, ``clamp`` if it is the minimum
     eps: float
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """An operator that computes a value.
+    """An operator that computes a value."""
 
-    Attributes:
-        mechanism: the stem of the mechanism's file.
-        op_type: the operator of the domain.
-        operands: all inputs except ``lengths``, in order; an array is a constant.
-        attributes: the attributes of the operator.
-        groups: the dims of the output.
-        opened: the leaves whose producers are replaced too.
-        extra_head: whether operands have an additional head, which the output loses again.
-        lowest: the lowest values of tensors at which the original keeps its digits.
-        outside: the product that multiplies the result of the operator.
-        note: the reason why nodes around the operator do a part of the mechanism.
-        has_key_lengths: whether the last input is the number of keys of each document.
-        division: the division of the result, with a channel of ones beside the values of each head.
-        is_part: whether the operator is a part of a mechanism, and the rest stays in the graph.
-    """
-
-    mechanism: str
+    mechanism: str  # the stem of the mechanism's file
     op_type: str
+    # All inputs except ``lengths``, in order; an array is a constant.
     operands: "Sequence[Operand | NDArray[np.float64]]"
     groups: Dims
     attributes: Mapping[str, int | float | str] = field(default_factory=dict)
-    opened: Sequence[ir.Value] = ()
+    opened: Sequence[ir.Value] = ()  # the leaves whose producers are replaced too
+    # Whether operands have an additional head, which the output loses again.
     extra_head: bool = False
+    # Lowest values of tensors at which the original keeps its digits.
     lowest: Mapping[ir.Value, float] = field(default_factory=dict)
-    outside: Product = ONE
-    note: str = ""
-    has_key_lengths: bool = False
+    outside: Product = ONE  # the product that multiplies the result of the operator
+    note: str = ""  # the reason why nodes around the operator do a part of the mechanism
+    has_key_lengths: bool = False  # whether the last input is the number of keys of each document
+    # Division of the result, with a channel of ones beside the values of each head.
     division: Division | None = None
+    # Whether the operator is a part of a mechanism, and the rest stays in the graph.
     is_part: bool = False
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A value of the graph that patterns are held against.
-
-    Attributes:
-        formula: the formula of the value.
-        dims: the dims of the value.
-        reader: the reader that read the value.
-        probed: the probed values of the graph.
-        opset: the opset of the standard operators.
-    """
+    """A value of the graph that patterns are held against."""
 
     formula: Product
     dims: Dims
@@ -283,10 +254,6 @@ def refuse_clamped(weights: Product, name: str = "the keys") -> None:
     """Raise NearMissFound if the logits are a clamp, or have a maximum subtracted from them.
 
     A clamp or a maximum within the logits, as in a norm of the keys, is a part of the tensor.
-
-    Args:
-        weights: the exponentials of the logits.
-        name: the name of the logits in the reason.
     """
     arguments = [atom.argument for atom, _ in weights.factors if isinstance(atom, Exp)]
     for inner in map(single_atom, arguments):
@@ -395,3 +362,63 @@ def by_dependence(product: Product, axes: set[Axis]) -> tuple[Product, Product]:
     depending = tuple(f for f in product.factors if free(as_product(f[0])) & axes)
     rest = tuple(f for f in product.factors if f not in depending)
     return Product(depending), Product(rest)
+
+
+# Outside factors have no input of an operator, and multiply its result instead. They are the same
+# for all keys: masks of query rows, scales of values, heads or channels, tensors without channels.
+def without_outside(subject: Subject) -> tuple[Subject, Product]:
+    """Return a subject without its outside factors, and these factors.
+
+    Under a mask of rows that mask is 1 everywhere else, so it leaves the denominators too:
+    ``m n / (m d + eps) = m n / (d + eps)``.
+    """
+    rest, outside = split_outside(subject, subject.formula)
+    names = {
+        key(as_product(a)) for a, _ in outside.factors if is_condition(a) or _is_integer(subject, a)
+    }
+    factors = tuple((_where_true(atom, names), power) for atom, power in rest.factors)
+    formula = Product(factors, rest.coefficient, rest.exponent)
+    return (replace(subject, formula=formula) if outside.factors else subject), outside
+
+
+def split_outside(subject: Subject, product: Product) -> tuple[Product, Product]:
+    """Return the factors of a product that a pattern has to account for, and the outside ones."""
+    outside = tuple(f for f in product.factors if _is_outside(subject, *f))
+    rest = tuple(f for f in product.factors if f not in outside)
+    return Product(rest, product.coefficient, product.exponent), Product(outside)
+
+
+def _is_outside(subject: Subject, atom: Atom, power: float) -> bool:
+    if is_condition(atom):
+        return power == 1.0
+    if not isinstance(atom, Leaf):
+        return False
+    axes = free(as_product(atom))
+    moving = bool(axes) and not any(axis.is_fixed for axis in axes)
+    return subject.probed.constant(atom.value) is not None or (moving and power == 1.0)
+
+
+def _is_integer(subject: Subject, atom: Atom) -> bool:
+    """Return whether an atom is an input of integers, which as a mask is read as 0 and 1."""
+    node = atom.value.producer() if isinstance(atom, Leaf) else None
+    while node is not None and node.op_type in ("Cast", *layout.FORMULAS):
+        source = node.inputs[0]
+        if source is None or source.is_graph_input():
+            return source is not None and not subject.probed.is_float(source)
+        node = source.producer()
+    return False
+
+
+def _where_true(atom: Atom, names: set[str]) -> Atom:
+    """Return a sum without its conditions of these names."""
+    if not isinstance(atom, Plus) or not names:
+        return atom
+    terms = tuple(
+        Product(
+            tuple(f for f in term.factors if key(as_product(f[0])) not in names),
+            term.coefficient,
+            term.exponent,
+        )
+        for term in atom.terms
+    )
+    return Plus(terms, None, atom.dims)

@@ -11,25 +11,26 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula import algebra
-from aftexport.recognition.formula.algebra import add, free, multiply, negation
-from aftexport.recognition.formula.axes import Axis, Dims, Unreadable, fresh
-from aftexport.recognition.formula.terms import (
+from aftexport.recognition import algebra
+from aftexport.recognition.algebra import add, free, multiply, negation, sum_over_windows
+from aftexport.recognition.graph.shape_probe import depends_on_inputs
+from aftexport.recognition.read import layout
+from aftexport.recognition.read.layout import PART_FORMULAS, WINDOW_FORMULAS
+from aftexport.recognition.read.reader import Formula, Reader, axis_index, scalar
+from aftexport.recognition.terms import (
     ONE,
+    Axis,
     CausalMask,
     Count,
+    Dims,
     Function,
     Max,
     Product,
+    Unreadable,
     as_product,
+    fresh,
     number,
 )
-from aftexport.recognition.formula.windows import sum_over
-from aftexport.recognition.graph.shape_probe import depends_on_inputs
-from aftexport.recognition.read import layout
-from aftexport.recognition.read.layout import PART_FORMULAS
-from aftexport.recognition.read.reader import Formula, Reader, axis_index, scalar
-from aftexport.recognition.read.windows import WINDOW_FORMULAS
 
 
 def _identity(reader: Reader, node: ir.Node, dims: Dims) -> Product:
@@ -159,7 +160,7 @@ def _matmul(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
         return None
     summed = fresh(reader.shape(first)[-1])
     batch, row, column = dims[:-2], dims[-2], dims[-1]
-    return sum_over(
+    return sum_over_windows(
         summed,
         multiply(
             reader.broadcast(first, (*batch, row, summed)),
@@ -177,7 +178,7 @@ def _gemm(reader: Reader, node: ir.Node, dims: Dims) -> Product:
         rows = (summed, dims[0])
     if node.attributes.get_int("transB", 0):
         columns = (dims[1], summed)
-    product = sum_over(
+    product = sum_over_windows(
         summed, multiply(reader.broadcast(first, rows), reader.broadcast(second, columns))
     )
     product = algebra.scaled(product, node.attributes.get_float("alpha", 1.0))
@@ -216,7 +217,7 @@ def _einsum(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
         reader.broadcast(value, tuple(axes[letter] for letter in term))  # type: ignore[arg-type]
         for term, value in zip(terms, node.inputs, strict=True)
     ]
-    return sum_over(summed, multiply(*factors))
+    return sum_over_windows(summed, multiply(*factors))
 
 
 _PRODUCTS = {"Einsum": _einsum, "Gemm": _gemm, "MatMul": _matmul}
@@ -256,13 +257,13 @@ def _axes(reader: Reader, node: ir.Node, rank: int) -> list[int]:
 
 def _reduce_sum(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     body, axes = _reduced(reader, node, dims)
-    return sum_over(axes, body)
+    return sum_over_windows(axes, body)
 
 
 def _reduce_mean(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     body, axes = _reduced(reader, node, dims)
-    count = sum_over(axes, ONE)
-    return multiply(sum_over(axes, body), algebra.power(count, -1.0))
+    count = sum_over_windows(axes, ONE)
+    return multiply(sum_over_windows(axes, body), algebra.power(count, -1.0))
 
 
 def _reduce_max(reader: Reader, node: ir.Node, dims: Dims) -> Product:
@@ -274,7 +275,7 @@ def _reduce_max(reader: Reader, node: ir.Node, dims: Dims) -> Product:
 
 def _reduce_log_sum_exp(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     body, axes = _reduced(reader, node, dims)
-    total = sum_over(axes, algebra.exponential(body))
+    total = sum_over_windows(axes, algebra.exponential(body))
     return as_product(Function("Log", (total,), node.outputs[0], dims))
 
 
@@ -283,7 +284,7 @@ def _softmax_parts(reader: Reader, node: ir.Node, dims: Dims) -> tuple[Product, 
     axis = axis_index(node.attributes.get_int("axis", -1), len(dims))
     summed = fresh(reader.shape(source)[axis])
     inner = (*dims[:axis], summed, *dims[axis + 1 :])
-    total = sum_over(summed, algebra.exponential(reader.read(source, inner)))
+    total = sum_over_windows(summed, algebra.exponential(reader.read(source, inner)))
     return reader.read(source, dims), total
 
 
@@ -313,7 +314,7 @@ def _cumsum(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
         return None
     inner = (*dims[:axis], summed, *dims[axis + 1 :])
     mask = as_product(CausalMask(dims[axis][0], summed[0]))
-    return sum_over(summed, multiply(mask, reader.read(reader.input(node, 0), inner)))
+    return sum_over_windows(summed, multiply(mask, reader.read(reader.input(node, 0), inner)))
 
 
 def _constant_of_shape(reader: Reader, node: ir.Node, dims: Dims) -> Product:

@@ -21,21 +21,24 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula.algebra import add
-from aftexport.recognition.formula.axes import Axis, Dims, Part, Unreadable, fresh
-from aftexport.recognition.formula.terms import (
+from aftexport.recognition.algebra import add, has_window
+from aftexport.recognition.graph.shape_probe import ProbedGraph, depends_on_inputs
+from aftexport.recognition.terms import (
+    Axis,
     Count,
+    Dims,
     Exp,
     Function,
     Indicator,
     Leaf,
     Max,
+    Part,
     Product,
+    Unreadable,
     as_product,
+    fresh,
     number,
 )
-from aftexport.recognition.formula.windows import has_window
-from aftexport.recognition.graph.shape_probe import ProbedGraph, depends_on_inputs
 
 ELEMENTWISE = frozenset({
     "Abs", "Ceil", "Celu", "Clip", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid",
@@ -58,38 +61,25 @@ _READ_TWICE = ("LogSoftmax", "Slice", "Softmax")
 
 
 class Reader:
-    """A reader of one value and the values that it is computed from, in an unchanged graph.
-
-    Attributes:
-        probed: the probed values of the graph.
-        maxima: all maxima that were read; a match must account for each.
-        ends: the tensors at which reading ended.
-        parts: the parts that are read of some axes.
-        shapes: the shape operand of each reshape, with the resulting dims.
-        fills_weights: whether a quotient is filled with 0, as a softmax is where no key counts.
-    """
+    """A reader of one value and the values that it is computed from, in an unchanged graph."""
 
     def __init__(
         self,
         probed: ProbedGraph,
+        # The formula of each standard operator, by its ONNX name.
         formulas: "Mapping[str, Formula]",
         nodes: Iterable[ir.Node] = (),
+        # The elementwise operators that are read; values of others are leaves.
         functions: Collection[str] = ELEMENTWISE,
     ) -> None:
-        """Make a reader that has read nothing.
-
-        Args:
-            probed: the probed values of the graph.
-            formulas: the formula of each standard operator, by its ONNX name.
-            nodes: the nodes of the graph in its order; values of others are leaves.
-            functions: the elementwise operators that are read; values of others are leaves.
-        """
+        """Make a reader that has read nothing."""
         self.probed = probed
         self._formulas, self._functions = formulas, functions
-        self.maxima: list[Max] = []
-        self.ends: dict[ir.Value, None] = {}
-        self.parts: dict[Axis, Part] = {}
-        self.shapes: list[tuple[ir.Value, Dims]] = []
+        self.maxima: list[Max] = []  # all that were read; a match must account for each
+        self.ends: dict[ir.Value, None] = {}  # the tensors at which reading ended
+        self.parts: dict[Axis, Part] = {}  # what is read of some axes
+        self.shapes: list[tuple[ir.Value, Dims]] = []  # operands of reshapes, with resulting dims
+        # Whether a quotient is filled with 0, as a softmax is where no key counts.
         self.fills_weights = False
         self._of_weights: dict[ir.Value, tuple[bool, bool]] = {}
         self._shapes: dict[ir.Value, list[tuple[int, ...]]] = {}
@@ -138,10 +128,7 @@ class Reader:
     def read(self, value: ir.Value, dims: Dims, *, through_linear: bool = False) -> Product:
         """Read a value as a formula; values beyond the ``horizon`` of the first read are leaves.
 
-        Args:
-            value: a value of the graph.
-            dims: the axes of its dims.
-            through_linear: whether to read a linear layer that computes ``value``.
+        If ``through_linear``, a linear layer that computes ``value`` is read too.
 
         Raises:
             Unreadable: if there is no formula, as for a reshape that splits a dim unevenly.
@@ -271,10 +258,7 @@ class Reader:
     ) -> Product:
         """Read a value without effect on this reader; the result is 1 if there is no formula.
 
-        Args:
-            value: a value of the graph.
-            dims: axes for its dims that occur nowhere else; new ones by default.
-            parts: the parts that are read of some axes.
+        The axes of ``dims`` occur nowhere else; new ones by default.
         """
         reader = self.blank_copy()
         reader.parts |= parts or {}
@@ -356,10 +340,8 @@ def within_horizon(
 ) -> set[ir.Value]:
     """Return the values that reading ``value`` looks into, including itself.
 
-    Args:
-        value: the value that is read.
-        positions: the place in the graph of the node that each value comes from.
-        above: a function from a value to the values that it is read from.
+    ``positions`` has the place in the graph of the node that each value comes from, and ``above``
+    returns the values that a value is read from.
     """
     levels: dict[ir.Value, int] = {value: 0}
     times: dict[ir.Value, int] = {value: 1}

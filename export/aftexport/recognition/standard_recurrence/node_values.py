@@ -56,16 +56,11 @@ def title(node: ir.Node) -> str:
 
 @dataclass(frozen=True)
 class ForeignNode:
-    """A node with the values of one run.
-
-    Attributes:
-        node: the node.
-        run: the values of the graph by name, for types and for the sizes of fixed axes.
-        defaults: the attributes that our operators can express, with their defaults.
-    """
+    """A node with the values of one run."""
 
     node: ir.Node
-    run: Arrays
+    run: Arrays  # the values of the graph by name, for types and for the sizes of fixed axes
+    # Attributes that our operators can express, with their defaults.
     defaults: Mapping[str, int | float | str] = field(default_factory=dict)
 
     @property
@@ -75,11 +70,7 @@ class ForeignNode:
         return f"node {name!r} ({title(self.node)})"
 
     def attributes(self) -> dict[str, int | float | str]:
-        """Return all attributes.
-
-        Raises:
-            NotTranslatable: if there is one that is not known here.
-        """
+        """Return all attributes; raises NotTranslatable if there is one that is not known here."""
         values: dict[str, int | float | str] = dict(self.defaults)
         for name, attribute in self.node.attributes.items():
             if name not in values:
@@ -143,9 +134,7 @@ class ForeignNode:
 class FullLengths:
     """The lengths int64 ``[B]`` of documents without padding, one value for each tensor of tokens.
 
-    Args:
-        new: the place of the nodes.
-        known: the lengths by tensor, shared by the nodes of a graph.
+    ``known`` has the lengths by tensor, shared by the nodes of a graph.
     """
 
     def __init__(self, new: NewNodes, known: dict[ir.Value, ir.Value]) -> None:
@@ -184,9 +173,7 @@ def _ends(node: ir.Node) -> tuple[int, int | None]:
 class Padding:
     """The masks of a graph.
 
-    Args:
-        new: the place of the nodes.
-        known: the masks by tokens and lengths, shared by the nodes of a graph.
+    ``known`` has the masks by tokens and lengths, shared by the nodes of a graph.
     """
 
     def __init__(self, new: NewNodes, known: dict[tuple[ir.Value, ir.Value], ir.Value]) -> None:
@@ -215,8 +202,7 @@ class Padding:
 class NodeReading(ABC):
     """The reading of one node.
 
-    Args:
-        given: the node, with an empty run if only ``check`` is called.
+    The run of ``given`` is empty if only ``check`` is called.
 
     Raises:
         NotTranslatable: if the node has an attribute that our operator lacks.
@@ -240,10 +226,6 @@ class NodeReading(ABC):
     @abstractmethod
     def translate(self, lengths: FullLengths, new: NewNodes) -> list[ir.Value]:
         """Add the nodes that compute the outputs of the node, and return both outputs.
-
-        Args:
-            lengths: the source of the lengths, which the other operators lack.
-            new: the place of the nodes.
 
         Raises:
             UsageError: if the node violates its own definition.

@@ -42,29 +42,20 @@ from aftexport.recognition.standard_recurrence.node_values import (
 
 @dataclass(frozen=True)
 class Replacement:
-    """A node that was replaced.
+    """A node that was replaced."""
 
-    Attributes:
-        source: the operator of the file, with its domain.
-        operator: the operator of our domain.
-        value: the name of the first output.
-    """
-
-    source: str
+    source: str  # the operator of the file, with its domain
     operator: str
     value: str
 
 
 @dataclass
 class Translation:
-    """The result for a graph.
+    """The result for a graph."""
 
-    Attributes:
-        replaced: the nodes that were replaced, in the order of the graph.
-        left: the operator, the first output and the reason for each node that stays.
-    """
-
+    # Nodes that were replaced, in the order of the graph.
     replaced: list[Replacement] = field(default_factory=list)
+    # Operator, the first output and the reason for each node that stays.
     left: list[tuple[str, str, str]] = field(default_factory=list)
 
 
@@ -91,15 +82,7 @@ def check_sizes(node: ir.Node, run: Arrays) -> None:
 
 
 def translate(model: ir.Model, run: Arrays) -> Translation:
-    """Replace the recurrent nodes of other domains in place.
-
-    Args:
-        model: the graph, normalized and without model-local functions.
-        run: the values of the graph by name in one run.
-
-    Raises:
-        UsageError: if a node violates its own definition.
-    """
+    """Replace recurrent nodes of other domains in place; raises UsageError for an invalid node."""
     result, known = Translation(), dict[ir.Value, ir.Value]()
     for node in list(model.graph):
         if not is_foreign(node):
@@ -393,10 +376,7 @@ class LinearAttentionReading(NodeReading):
 
 def _not_standard(given: ForeignNode, reason: NotTranslatable) -> UsageError:
     """Return the error of a standard node that no operator of ours, and no runtime, computes."""
-    return UsageError(
-        f"Expected {given.label} as ONNX defines it, but {reason}.",
-        REMEDY,
-    )
+    return UsageError(f"Expected {given.label} as ONNX defines it, but {reason}.", REMEDY)
 
 
 def cancel_transposes(graph: ir.Graph) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from oracles.mechanisms import MECHANISMS
 
-from aftexport.recognition.proof.definitions import definition
+from aftexport.recognition.definitions import definition
 
 from .cases import (
     BOUND,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from aftexport.recognition.proof.definitions import definition
+from aftexport.recognition.definitions import definition
 
 from . import wide_forms
 from .wide_forms import FORMS, LENGTHS, Form, error, formula, make_inputs, one_node

@@ -4,20 +4,13 @@ import torch
 from torch import nn
 
 from . import (
+    aft,
     aft_conv,
-    aft_full,
-    aft_local,
-    aft_simple,
-    cross_attention,
     efficient_attention,
     fastformer,
-    feature_maps,
     feature_products,
     linear_attention,
-    no_ops,
     outside_factors,
-    separable,
-    shared_keys,
 )
 
 
@@ -26,9 +19,8 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
     torch.manual_seed(0)
     found: dict[str, tuple[str, nn.Module]] = {}
     for mechanism in (
-        aft_full, aft_local, aft_simple, aft_conv, efficient_attention, linear_attention,
-        fastformer, no_ops, outside_factors, shared_keys, feature_maps, feature_products,
-        cross_attention, separable,
+        aft, aft_conv, efficient_attention, linear_attention, fastformer, outside_factors,
+        feature_products,
     ):  # fmt: skip
         found |= mechanism.layers()
     return found

@@ -19,23 +19,16 @@ class Size:
 
 
 class DiffusionAttention(nn.Module):
-    """A convolution makes query, key and value of heads; the output is a convolution, too.
-
-    Attributes:
-        of_queries: whether the query has a softmax over its channels.
-        of_keys: whether the key has a softmax over the positions.
-        is_einsum: whether the products are einsum, and matrix products otherwise.
-        has_depthwise: whether a convolution of each channel follows the first one.
-    """
+    """A convolution makes query, key and value of heads; the output is a convolution, too."""
 
     def __init__(
         self,
         size: Size,
         *,
-        of_queries: bool = False,
-        of_keys: bool = False,
+        of_queries: bool = False,  # a softmax over the channels of the query
+        of_keys: bool = False,  # a softmax over the positions of the key
         is_einsum: bool = False,
-        has_depthwise: bool = False,
+        has_depthwise: bool = False,  # a convolution of each channel follows the first one
     ) -> None:
         super().__init__()
         self.of_queries, self.of_keys, self.is_einsum = of_queries, of_keys, is_einsum

@@ -3,15 +3,125 @@
 Every atom names its children and its axes and can rebuild itself, so that a walk over formulas
 needs no case for each class.
 """
+
 # ruff: noqa: D102, the base class documents the methods
 
+import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import onnx_ir as ir
 
-from aftexport.recognition.formula.axes import Axis, Dims, flat, flat_dims
+
+class Unreadable(Exception):  # noqa: N818, an outcome and not an error
+    """The reason why a value has no formula, or a formula cannot be a tensor of the graph."""
+
+
+Sizes = tuple[int, ...]
+"""The size of a dim in each of the probed runs."""
+
+
+_numbers = itertools.count()
+_UNEVEN = "a reshape splits a dim unevenly"
+
+
+@dataclass(eq=False)
+class Axis:
+    """An index that a formula runs over."""
+
+    splits: ClassVar[int] = 0
+    """The number of axes split so far; results remembered before the last split may be invalid."""
+    sizes: Sizes  # the size in each probed run; an axis with one size in all of them is fixed
+    parts: "tuple[Axis, ...] | None" = None  # the axes that a reshape split it into, slowest first
+    # A number larger than that of any axis made before. Axes are sorted by it, so that a graph is
+    # written in the same way each time.
+    number: int = field(default_factory=_numbers.__next__, init=False)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "parts" and value is not None:
+            Axis.splits += 1
+        super().__setattr__(name, value)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the size is the same in every run."""
+        return len(set(self.sizes)) == 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """The entries of a dim that are read."""
+
+    axes: tuple[Axis, ...]  # the axes of the part, none if it has one entry
+    firsts: Sizes  # the number of entries before the part, in each run
+    sizes: Sizes  # the number of entries of the part, in each run
+
+
+Dims = tuple[tuple[Axis, ...], ...]
+"""The axes of each dim of a tensor, slowest first; a dim of size 1 has none."""
+
+
+def flat(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    """Return the axes in order, with split axes replaced by their parts."""
+    result: list[Axis] = []
+    for axis in axes:
+        result += [axis] if axis.parts is None else flat(axis.parts)
+    return tuple(result)
+
+
+def flat_dims(dims: Dims) -> Dims:
+    """Return ``flat`` of every dim."""
+    return tuple(flat(axes) for axes in dims)
+
+
+def size(axes: Iterable[Axis], runs: int) -> Sizes:
+    """Return the product of the sizes of axes in each run."""
+    axes = list(axes)
+    return tuple(math.prod(axis.sizes[run] for axis in axes) for run in range(runs))
+
+
+def fresh(sizes: Sizes) -> tuple[Axis, ...]:
+    """Return a new axis for a dim, none if its size is 1 in every run."""
+    return () if set(sizes) == {1} else (Axis(sizes),)
+
+
+def regroup(axes: Sequence[Axis], shape: Sequence[Sizes]) -> Dims:
+    """Distribute axes over the dims of ``shape`` as a reshape does, and split them where needed.
+
+    Raises:
+        Unreadable: if a split would be uneven.
+    """
+    rest = list(flat(axes))
+    dims = []
+    for wanted in shape:
+        dim: list[Axis] = []
+        while (have := size(dim, len(wanted))) != wanted:
+            if not rest:
+                raise Unreadable("a reshape has fewer entries than its shape")
+            axis = rest.pop(0)
+            if any(h * s > w for h, s, w in zip(have, axis.sizes, wanted, strict=True)):
+                axis, remainder = _split(axis, have, wanted)
+                rest.insert(0, remainder)
+            dim.append(axis)
+        dims.append(tuple(dim))
+    if rest:
+        raise Unreadable("a reshape has more entries than its shape")
+    return tuple(dims)
+
+
+def _split(axis: Axis, have: Sizes, wanted: Sizes) -> tuple[Axis, Axis]:
+    if 0 in have or any(w % h for h, w in zip(have, wanted, strict=True)):
+        raise Unreadable(_UNEVEN)
+    slow = tuple(w // h for h, w in zip(have, wanted, strict=True))
+    if 0 in slow or any(whole % part for whole, part in zip(axis.sizes, slow, strict=True)):
+        raise Unreadable(_UNEVEN)
+    fast = tuple(whole // part for whole, part in zip(axis.sizes, slow, strict=True))
+    parts = Axis(slow), Axis(fast)
+    axis.parts = parts
+    return parts
+
 
 NameAxes = Callable[[Iterable[Axis]], str]
 """A function that writes axes as text."""
@@ -19,12 +129,9 @@ NameAxes = Callable[[Iterable[Axis]], str]
 
 @dataclass(frozen=True, eq=False)
 class _AtomBase:
-    """The methods of an atom.
+    """The methods of an atom."""
 
-    Attributes:
-        memory: results computed for this atom, by the module that computes them.
-    """
-
+    # Results computed for this atom, by the module that computes them.
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -50,19 +157,12 @@ class _AtomBase:
     def rebuild(self, children: "Sequence[Product]", axes: Mapping[Axis, Axis]) -> Self:
         """Return the atom with other children and axes; sums and maxima keep their axes.
 
-        Args:
-            children: as many formulas as the atom has children.
-            axes: the new axis of each one that is renamed.
+        ``axes`` has the new axis of each one that is renamed.
         """
         raise NotImplementedError
 
     def text(self, children: Sequence[str], name: NameAxes) -> str:
-        """Return a text that is the same for equal atoms.
-
-        Args:
-            children: the text of each child.
-            name: the names of axes.
-        """
+        """Return a text that is the same for equal atoms."""
         raise NotImplementedError
 
 
@@ -169,13 +269,9 @@ class Exp(_AtomBase):
 
 @dataclass(frozen=True, eq=False)
 class _Reduction(_AtomBase):
-    """A reduction of ``body`` over axes.
+    """A reduction of ``body`` over axes."""
 
-    Attributes:
-        symbol: the name of the reduction in texts.
-    """
-
-    symbol: ClassVar[str]
+    symbol: ClassVar[str]  # the name of the reduction in texts
     axes: tuple[Axis, ...]
     body: "Product"
 
@@ -258,17 +354,12 @@ class CausalMask(_AtomBase):
 
 @dataclass(frozen=True, eq=False)
 class Window(_AtomBase):
-    """1 where the position on ``key`` is ``shift + sum step * position``, else 0.
+    """1 where the position on ``key`` is ``shift + sum step * position``, else 0."""
 
-    Attributes:
-        key: the axis that the window is on.
-        positions: axes with their steps, as the place of a window and the place within it.
-        shift: the offset of the first entry from the first place.
-    """
-
-    key: Axis
+    key: Axis  # the axis that the window is on
+    # Axes with their steps, as the place of a window and the place within it.
     positions: tuple[tuple[Axis, int], ...]
-    shift: int
+    shift: int  # the offset of the first entry from the first place
 
     @property
     def own_axes(self) -> tuple[Axis, ...]:

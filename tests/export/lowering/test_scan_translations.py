@@ -10,8 +10,8 @@ from torch.nn.functional import scaled_dot_product_attention as attend
 from aftexport.capture.capture import capture
 from aftexport.chunked.softmaxes import count_softmax_attention
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.lowering.attention_translation import BLOCK
 from aftexport.lowering.finish import finish
+from aftexport.lowering.scan_translations import BLOCK
 from aftexport.lowering.to_onnx import lower
 from aftexport.lowering.translations import MAX_WHOLE_TOKENS
 
@@ -82,9 +82,7 @@ def test_attention_is_pytorchs(name: str, results: tuple[np.ndarray, np.ndarray,
     np.testing.assert_allclose(served[:, number], expected[:, number], rtol=bound, atol=bound)
 
 
-def test_a_row_masked_throughout_is_zero(
-    results: tuple[np.ndarray, np.ndarray, float],
-) -> None:
+def test_a_row_masked_throughout_is_zero(results: tuple[np.ndarray, np.ndarray, float]) -> None:
     served = results[0]
     assert not served[:, list(FORMS).index("bool mask"), 2].any()
     assert not served[:, list(FORMS).index("added mask"), 2].any()

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from aftexport.errors import UsageError
-from aftexport.recognition.opset_change import lower_opset, raise_opset
+from aftexport.recognition.standard_recurrence.expansion import lower_opset, raise_opset
 
 
 def graph_of(opset: int, *nodes: onnx.NodeProto) -> ir.Model:

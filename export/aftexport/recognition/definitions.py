@@ -233,11 +233,7 @@ def _features(x: Array, feature_map: str) -> Array:
 def _softmax(logits: Array, axis: int, eps: float = 0.0, shift: float | Array = 0.0) -> Array:
     """Return the softmax over an axis; it is 0 if every logit is -inf.
 
-    Args:
-        logits: the logits.
-        axis: the axis of the sum.
-        eps: the number that is added to the sum of ``exp(logits + shift)``.
-        shift: the number that was subtracted from the logits.
+    ``eps`` is added to the sum of ``exp(logits + shift)``; logits had ``shift`` subtracted.
     """
     largest = np.maximum(logits.max(axis, keepdims=True), _LOWEST)
     weights = np.exp(logits - largest)
@@ -289,10 +285,7 @@ def _pool(logits: Array, value: Array, *, eps: float = 0.0, causal: bool) -> Arr
 def _window(tokens: int, left: int, biases: Array) -> Callable[[int], Array]:
     """Return a function from a row to the biases of all keys, 0 outside the row's window.
 
-    Args:
-        tokens: number of keys.
-        left: keys of the window before the row.
-        biases: ``[T or 1, W, ...]``, biases of the keys ``t - left`` and on.
+    ``biases [T or 1, W, ...]`` are those of the keys ``t - left`` and on, for a row t.
     """
 
     def bias_of(t: int) -> Array:

@@ -1,1 +1,0 @@
-"""Formulas over named axes: atoms, axes and a normal form."""
