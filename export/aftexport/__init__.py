@@ -7,13 +7,23 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from aftexport._version import __version__
+from aftexport.options import EngineOptions, ExportOptions, ModelSource
 
 if TYPE_CHECKING:
     from aftexport.checkpoint import load, save
     from aftexport.chunked.incremental_model import IncrementalModel
     from aftexport.pipeline.export import export
 
-__all__ = ["IncrementalModel", "__version__", "export", "load", "save"]
+__all__ = [
+    "EngineOptions",
+    "ExportOptions",
+    "IncrementalModel",
+    "ModelSource",
+    "__version__",
+    "export",
+    "load",
+    "save",
+]
 
 # ONNX Runtime's wheels report usage and store an identifier in the home folder on import. A tool
 # that handles private documents must not do this.

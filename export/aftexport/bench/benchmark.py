@@ -22,6 +22,7 @@ from aftexport.engines.onnxruntime.engine import operator_shares
 from aftexport.engines.product_methods import method_table, product_methods
 from aftexport.errors import EngineError, UsageError
 from aftexport.extra_inputs import sample_values
+from aftexport.options import ModelSource
 from aftexport.system.console import escape, operator_table, plain_table, stage
 from aftexport.system.contract import MAX_TOKENS
 from aftexport.system.cores import usable_cores
@@ -236,10 +237,7 @@ def show(
     threads: int,
     rounds: int,
     against: Sequence[str] | None,
-    model: Path | None,
-    factory: str | None,
-    allow_pickle: bool,
-    trust_remote_code: bool = False,
+    source: ModelSource,
     json_file: Path | None,
     console: Console,
 ) -> Result:
@@ -248,17 +246,18 @@ def show(
     Raises:
         AftexportError: as ``benchmark``, ``torch_engine`` and ``Bundle.open`` do.
     """
-    others = chosen_others(
-        against, has_source=model is not None or factory is not None or allow_pickle
-    )
+    has_source = source.path is not None or source.factory is not None or source.allow_pickle
+    others = chosen_others(against, has_source=has_source)
     threads = threads or usable_cores()
     with stage(console, f"Checking {path}"):
         bundle = Bundle.open(path)
     lengths = check_lengths(bundle.manifest, lengths)
     torch = None
     if "torch" in others:
-        with stage(console, f"Reading {model or factory}"):
-            torch = _torch_engine(bundle, model, factory, allow_pickle, trust_remote_code, threads)
+        with stage(console, f"Reading {source.path or source.factory}"):
+            from aftexport.verify.reference_model import load_source, torch_engine  # imports torch
+
+            torch = torch_engine(bundle, load_source(bundle, source), threads=threads)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("Timing", total=len(lengths) * rounds)
         result = benchmark(
@@ -303,26 +302,6 @@ def print_result(
         console.print(method_table(result.methods))
     if manifest.operators and (why := aftplugins.missing("onnxruntime")):
         console.print(f"[yellow]{why}[/]")
-
-
-def _torch_engine(
-    bundle: Bundle,
-    model: Path | None,
-    factory: str | None,
-    allow_pickle: bool,
-    trust_remote_code: bool,
-    threads: int,
-) -> Engine:
-    from aftexport.verify.reference_model import load_source, torch_engine  # imports torch
-
-    source = load_source(
-        bundle,
-        model,
-        factory=factory,
-        allow_pickle=allow_pickle,
-        trust_remote_code=trust_remote_code,
-    )
-    return torch_engine(bundle, source, threads=threads)
 
 
 def _notes(result: Result, manifest: Manifest, *, is_torch_missing: bool) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aftexport.checkpoint.transformers_class import TransformersModel
+from aftexport.checkpoint.transformers_class import MODULES, TransformersModel
 from aftexport.errors import CheckpointError
 from aftexport.system.files import MAX_SETTINGS_BYTES, read_json, read_json_object
 
@@ -25,10 +25,6 @@ POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lastt
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     kind.__name__: kind for kind in (nn.Identity, nn.Tanh, nn.ReLU, nn.Sigmoid, nn.GELU, nn.SiLU)
 }
-
-
-MODULES = "modules.json"
-"""The file by which a folder is one of sentence-transformers."""
 
 
 _SETTINGS = "config_sentence_transformers.json"

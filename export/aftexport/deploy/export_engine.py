@@ -1,6 +1,5 @@
 """The TensorRT engine of a bundle during the export: built here, or deferred."""
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,8 +9,9 @@ from aftexport.bundle.bundle import Bundle, engine_file
 from aftexport.bundle.manifest import EnginePlan, Manifest
 from aftexport.deploy.build_engine import engine_table, gpu_for, make, wanted_here
 from aftexport.engines.tensorrt.runtimes import EXTRAS, load
-from aftexport.engines.tensorrt.settings import BuildSettings, EngineOptions, build_settings
+from aftexport.engines.tensorrt.settings import BuildSettings, build_settings
 from aftexport.errors import EngineError, UsageError
+from aftexport.options import EngineOptions, ExportOptions
 from aftexport.parity import Comparison
 from aftexport.system.console import escape
 from aftexport.system.installation import install_command
@@ -22,25 +22,24 @@ _BFLOAT16 = (
 )
 
 
-def check_options(
-    to: str, options: EngineOptions, *, precision: str, timing_cache: Path | None
-) -> None:
+def check_options(options: ExportOptions) -> None:
     """Check the options of an engine before the model is read.
 
     Raises:
         UsageError: if ``to`` does not use an option, or does not support its value.
         EngineError: if the runtime that builds the engine here is not installed.
     """
+    to = options.to
     if to == "onnx":
-        if timing_cache is not None or replace(options, max_length=None) != EngineOptions():
+        if options.timing_cache is not None or options.engine != EngineOptions():
             raise UsageError(
                 "Engine options need --to trt or --to trt-rtx, got --to onnx.",
                 "Choose one of these targets, or leave the option out.",
             )
         return
-    build_settings(to, options, precision=precision, max_tokens=None)
+    build_settings(to, options.engine, precision=options.precision, max_tokens=options.max_length)
     if to == "trt-rtx":
-        if timing_cache is not None:
+        if options.timing_cache is not None:
             raise UsageError(
                 "--timing-cache needs --to trt, got --to trt-rtx, which does not time kernels.",
                 "Leave --timing-cache out.",

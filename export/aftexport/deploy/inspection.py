@@ -16,6 +16,7 @@ from aftexport.engines.onnxruntime import operator_paths
 from aftexport.engines.peak_memory import predict_memory
 from aftexport.engines.product_methods import method_table, product_methods
 from aftexport.errors import BundleError, EngineError
+from aftexport.options import ModelSource
 from aftexport.parity.calibration import error_table, threshold_sentence
 from aftexport.system.console import escape, operator_table, plain_table, size_table
 from aftexport.system.contract import MAX_TOKENS
@@ -86,22 +87,8 @@ def _memory(bundle: Bundle) -> str:
     return f"{sizes}; {memory.longest(MEMORY_BUDGET, most):,} tokens fit {MEMORY_BUDGET >> 20} MiB"
 
 
-def show_checkpoint(
-    path: Path,
-    console: Console,
-    *,
-    factory: str | None = None,
-    allow_pickle: bool = False,
-    trust_remote_code: bool = False,
-) -> None:
+def show_checkpoint(source: ModelSource, console: Console) -> None:
     """Print the kind of a model file and the number of its weights.
-
-    Args:
-        path: any of the seven kinds that ``aftexport.load`` reads.
-        console: the console of the output.
-        factory: ``package.module:callable`` for a bare state dict.
-        allow_pickle: whether a pickled module is loaded, which runs code from the file.
-        trust_remote_code: whether code in a transformers folder is run.
 
     Raises:
         CheckpointError: if the file cannot be read.
@@ -109,16 +96,14 @@ def show_checkpoint(
     from aftexport.checkpoint import load
     from aftexport.nn import ClassifierConfig
 
-    checkpoint = load(
-        path, factory=factory, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
-    )
+    checkpoint = load(source)
     if checkpoint.program is not None:
         weights = dict(checkpoint.program.state_dict)
     else:
         assert checkpoint.module is not None
         weights = dict(checkpoint.module.state_dict())
     config = getattr(checkpoint.module, "config", None)
-    rows: dict[str, object] = {"model": path, "kind": checkpoint.kind}
+    rows: dict[str, object] = {"model": source.path, "kind": checkpoint.kind}
     if isinstance(config, ClassifierConfig):
         rows |= config.to_dict()
     rows |= {

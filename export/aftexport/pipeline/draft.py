@@ -21,7 +21,7 @@ from aftexport.lowering.position_bias import position_biases
 from aftexport.operators.domain import VERSION as OPERATOR_VERSION
 from aftexport.operators.domain import operators_in
 from aftexport.pipeline.auto_precision import Advice
-from aftexport.pipeline.options import ExportOptions
+from aftexport.pipeline.request import Request
 from aftexport.pipeline.source import OnnxSource
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.system.contract import DEFAULT_OPSET
@@ -61,7 +61,7 @@ def make_manifest(
     checkpoint: "Checkpoint | OnnxSource",
     traced: TracedModel,
     heads: Mapping[str, Head],
-    options: ExportOptions,
+    request: Request,
     advice: Advice | None,
     *,
     features: Features | None,
@@ -72,24 +72,24 @@ def make_manifest(
         checkpoint: the model as it was read.
         traced: the model in ONNX.
         heads: each head by the name of its output.
-        options: the options of the export.
+        request: the export.
         advice: the precision of each node, with ``--precision auto``.
         features: the features of a token; None for a model of token ids.
     """
     manifest = Manifest.model_validate(
         {
-            "source": _source(checkpoint, options.source_file),
+            "source": _source(checkpoint, request.source.file),
             "config": _config(checkpoint),
             "inputs": traced.spec.names,
             "vocab_size": traced.spec.vocab_size,
             "features": features,
             "max_tokens": traced.spec.max_tokens,
             "extra_inputs": traced.spec.extras,
-            "batching": options.batching,
+            "batching": request.options.batching,
             "heads": heads,
             "precision": traced.precision,
             "reference": traced.reference,
-            "opset": options.opset or DEFAULT_OPSET,
+            "opset": request.options.opset or DEFAULT_OPSET,
             "operators": operators_in(traced.model),
             "position_biases": position_biases(traced.model),
             "operator_version": OPERATOR_VERSION,

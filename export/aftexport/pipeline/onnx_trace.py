@@ -18,6 +18,7 @@ from aftexport.lowering.file_format import lower_format
 from aftexport.lowering.finish import finish
 from aftexport.lowering.float32_sums import accumulate_in_float32
 from aftexport.lowering.graph_values import rename_inner_values
+from aftexport.options import ExportOptions
 from aftexport.parity import TOLERANCES
 from aftexport.pipeline.case_inputs import case_inputs
 from aftexport.pipeline.independence import DOUBLE_BOUND, find_breach
@@ -28,7 +29,7 @@ from aftexport.pipeline.onnx_interface import (
     use_plain_outputs,
 )
 from aftexport.pipeline.onnx_reference import OnnxReference
-from aftexport.pipeline.options import ExportOptions, check_ids
+from aftexport.pipeline.request import Request, check_ids
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import bounded_spec, find_unusual, repeated_inputs
 from aftexport.recognition.onnx_file import add_translation, read_onnx, replace_foreign_nodes
@@ -38,14 +39,14 @@ from aftexport.system.contract import FEATURES, IDS, LENGTHS, MAX_TOKENS
 
 
 def trace_onnx(
-    options: ExportOptions,
+    request: Request,
     tokenizer: str | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> TracedModel:
     """Read an ONNX file, and run it on the cases.
 
     Args:
-        options: the options of the export, whose source is the file.
+        request: the export of the file.
         tokenizer: the text of a tokenizer.json; None without one.
         progress: see ``recognize``.
 
@@ -55,8 +56,9 @@ def trace_onnx(
             documents of a run.
         EngineError: if ONNX Runtime cannot run it.
     """
-    _check_options(options)
-    _, graph = read_onnx(options.source)
+    options, path = request.options, request.source.name
+    _check_options(request)
+    _, graph = read_onnx(path)
     precision = _precision(graph.graph, options.precision)
     _forget_shapes(graph.graph)
     names = use_plain_inputs(graph)
@@ -64,13 +66,13 @@ def trace_onnx(
     renamed = use_plain_outputs(graph)
     rename_inner_values(graph.graph)
     file = runnable_form(graph)
-    spec, table = _spec(ir.from_proto(file), file, names, options)
+    spec, table = _spec(ir.from_proto(file), file, names, request)
     check_ids(spec, tokenizer)
     if narrow := _single_numbers(graph, file, spec):
         add_width(graph, narrow)
         file = runnable_form(graph)
     reference = OnnxReference(file, _document(spec, 2))
-    translation, _ = replace_foreign_nodes(graph, options.source, file)
+    translation, _ = replace_foreign_nodes(graph, path, file)
     graph = _with_shapes(ir.to_proto(graph), reference.run(_document(spec, 2)))
     own = ir.to_proto(graph)
     recognition = recognize(graph, progress)
@@ -104,18 +106,18 @@ def trace_onnx(
     )
 
 
-def _check_options(options: ExportOptions) -> None:
+def _check_options(request: Request) -> None:
     """Refuse options that only apply to PyTorch models."""
+    source, options = request.source, request.options
     unused = {
-        f"--factory {options.factory}": options.factory is not None,
-        "--allow-pickle": options.allow_pickle,
-        "--trust-remote-code": options.trust_remote_code,
+        f"--factory {source.factory}": source.factory is not None,
+        **dict.fromkeys(source.permissions, True),
         f"--opset {options.opset}": options.opset is not None,
-        **{f"--input {extra.name}": True for extra in options.inputs},
+        **{f"--input {extra.name}": True for extra in request.extras},
     }
     if given := [option for option, is_given in unused.items() if is_given]:
         raise UsageError(
-            f"Expected a PyTorch model with {given[0]}, got the ONNX file {options.source}.",
+            f"Expected a PyTorch model with {given[0]}, got the ONNX file {source.name}.",
             f"Leave {given[0]} out.",
         )
     if options.precision == "fp16" or (options.to != "onnx" and options.precision != "fp32"):
@@ -184,14 +186,14 @@ def _forget_shapes(graph: ir.Graph) -> None:
 
 
 def _spec(
-    graph: ir.Model, model: onnx.ModelProto, names: tuple[str, ...], options: ExportOptions
+    graph: ir.Model, model: onnx.ModelProto, names: tuple[str, ...], request: Request
 ) -> tuple[InputSpec, NDArray[np.float32] | None]:
     """Return the inputs with their limits, and the table of the ids."""
-    main = graph.graph.inputs[0]
+    main, options = graph.graph.inputs[0], request.options
     vocab_size, num_features, table = None, None, None
     if main.name == FEATURES:
         assert main.shape is not None  # checked with the inputs
-        num_features = _num_features(int(main.shape[2]), options)  # type: ignore[arg-type]
+        num_features = _num_features(int(main.shape[2]), request)  # type: ignore[arg-type]
     else:
         table = _table(graph, main)
         vocab_size = _vocab_size(table, options.vocab_size)
@@ -224,9 +226,9 @@ def _single_numbers(graph: ir.Model, model: onnx.ModelProto, spec: InputSpec) ->
     ]
 
 
-def _num_features(count: int, options: ExportOptions) -> int:
-    described = options.described_features()
-    asked = options.features if described is None else described.count
+def _num_features(count: int, request: Request) -> int:
+    described = request.described_features()
+    asked = request.options.features if described is None else described.count
     if asked is not None and asked != count:
         raise UsageError(
             f"Expected {count} features of each token, as the file has, got {asked}.",

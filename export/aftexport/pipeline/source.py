@@ -11,7 +11,7 @@ from aftexport.bundle.features import Features
 from aftexport.bundle.manifest import ONNX_FILE
 from aftexport.heads import Head
 from aftexport.pipeline.onnx_trace import trace_onnx
-from aftexport.pipeline.options import ExportOptions
+from aftexport.pipeline.request import Request
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.system.console import stage
 from aftexport.system.contract import DEFAULT_OPSET
@@ -38,30 +38,23 @@ class OnnxSource:
     heads: Mapping[str, Head] | None = None
 
 
-def read_source(options: ExportOptions, console: Console) -> "Checkpoint | OnnxSource":
-    """Return the model that the options name.
+def read_source(request: Request, console: Console) -> "Checkpoint | OnnxSource":
+    """Return the model of a request.
 
     Raises:
         CheckpointError: if the file cannot be used.
     """
-    if options.is_onnx:
-        return OnnxSource(options.source)
-    with stage(console, f"Reading {options.source}"):
-        from aftexport.checkpoint import from_factory, load  # imports torch
+    if request.source.is_onnx:
+        return OnnxSource(request.source.name)
+    with stage(console, f"Reading {request.source.name}"):
+        from aftexport.checkpoint import load  # imports torch
 
-        if options.is_from_factory:
-            return from_factory(options.factory or "")
-        return load(
-            options.source,
-            factory=options.factory,
-            allow_pickle=options.allow_pickle,
-            trust_remote_code=options.trust_remote_code,
-        )
+        return load(request.source)
 
 
 def trace_source(
     source: "Checkpoint | OnnxSource",
-    options: ExportOptions,
+    request: Request,
     described: Features | None,
     tokenizer: str | None,
     console: Console,
@@ -70,7 +63,7 @@ def trace_source(
 
     Args:
         source: the model.
-        options: the options of the export.
+        request: the export.
         described: the features that a file describes.
         tokenizer: the text of a tokenizer.json; None without one.
         console: the console for the progress.
@@ -79,9 +72,10 @@ def trace_source(
         TraceError: if the model cannot be traced.
         UsageError: if an option does not suit the model.
     """
+    options = request.options
     if isinstance(source, OnnxSource):
-        with stage(console, f"Examining {options.source}") as progress:
-            traced = trace_onnx(options, tokenizer, progress)
+        with stage(console, f"Examining {request.source.name}") as progress:
+            traced = trace_onnx(request, tokenizer, progress)
             give_back()
         return traced
     with stage(console, "Tracing to ONNX") as progress:
@@ -96,7 +90,7 @@ def trace_source(
             batching=options.batching,
             vocab_size=options.vocab_size,
             num_features=options.features if described is None else described.count,
-            extras=options.inputs,
+            extras=request.extras,
             tokenizer=tokenizer,
             progress=progress,
         )

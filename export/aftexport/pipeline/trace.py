@@ -38,7 +38,7 @@ from aftexport.pipeline.case_inputs import LONG
 from aftexport.pipeline.golden_cases import model_cases, operator_cases
 from aftexport.pipeline.independence import find_breach
 from aftexport.pipeline.onnx_interface import add_width
-from aftexport.pipeline.options import check_ids
+from aftexport.pipeline.request import check_ids
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import (
     bounded_spec,

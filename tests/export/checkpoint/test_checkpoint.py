@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import aftexport
-from aftexport.checkpoint import from_factory, load
+from aftexport.checkpoint import load
 from aftexport.errors import AftexportError, CheckpointError, UsageError
 from aftexport.nn import DocumentClassifier
 
@@ -240,4 +240,4 @@ def test_bad_factory_is_refused(
 def test_raising_factory_differs_from_missing_arguments(factory: str, remedy: str) -> None:
     """The error tells a factory that raises from one that needs arguments."""
     with pytest.raises(UsageError, match=remedy):
-        from_factory(factory)
+        load(factory=factory)

@@ -9,7 +9,7 @@ import torch
 from bad_models import weight
 from torch.nn.utils import prune
 
-from aftexport.checkpoint import from_factory, load
+from aftexport.checkpoint import load
 from aftexport.errors import CheckpointError
 
 
@@ -168,7 +168,7 @@ def test_quantized_module_is_refused_by_weights(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(tiny_models, "quantized", quantized, raising=False)
     with pytest.raises(CheckpointError, match=r"tensors on the cpu: head\."):
-        from_factory("tiny_models:quantized")
+        load(factory="tiny_models:quantized")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import tiny_models
 import torch
 from torch.optim.swa_utils import AveragedModel
 
-from aftexport.checkpoint import from_factory, load
+from aftexport.checkpoint import load
 from aftexport.errors import CheckpointError
 
 
@@ -91,7 +91,7 @@ def test_weights_of_averaged_module_are_read(wrap: Any, tmp_path: Path) -> None:
 def test_a_wrapped_module_is_read(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     module = tiny_models.Bag()
     monkeypatch.setattr(tiny_models, "wrapped", lambda: wrap(module), raising=False)
-    found = from_factory("tiny_models:wrapped").module
+    found = load(factory="tiny_models:wrapped").module
     assert type(found) is tiny_models.Bag
     assert torch.equal(found.head.weight, module.head.weight)
 
@@ -114,7 +114,7 @@ def test_proxy_of_wrapped_module_loads_whole(
                 return getattr(self.inner, name)
 
     monkeypatch.setattr(tiny_models, "Outer", Outer, raising=False)
-    assert type(from_factory("tiny_models:Outer").module) is Outer
+    assert type(load(factory="tiny_models:Outer").module) is Outer
 
 
 class Parts(tiny_models.Bag):
@@ -229,4 +229,4 @@ def test_meta_module_gets_weights(
     with pytest.raises(CheckpointError, match=r"on the device meta.*: positions\. Make them"):
         load(tmp_path / "model.pt", factory="tiny_models:without_storage")
     with pytest.raises(CheckpointError, match="on the device meta"):
-        from_factory("tiny_models:without_storage")
+        load(factory="tiny_models:without_storage")

@@ -22,9 +22,9 @@ from aftexport.bundle.features import Features
 from aftexport.deploy.triton import repository, start_command, write_repository
 from aftexport.deploy.triton.repository import add_normalization
 from aftexport.engines.tensorrt.runtimes import load
-from aftexport.engines.tensorrt.settings import EngineOptions
 from aftexport.errors import EngineError, UsageError
 from aftexport.operators.domain import operators_in
+from aftexport.options import EngineOptions
 from aftexport.pipeline.export import export
 
 
@@ -281,7 +281,7 @@ def test_unsupported_engine_is_refused(
 @pytest.fixture(scope="module")
 def trt_bundle(checkpoint_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     out = tmp_path_factory.mktemp("trt") / "model.bundle"
-    options = EngineOptions(opt_lengths=(64, 256), max_length=512, max_batch=3)
+    options = EngineOptions(opt_lengths=(64, 256), max_batch=3)
     return export(checkpoint_file, to="trt", out=out, precision="fp16", engine=options)
 
 
@@ -314,7 +314,7 @@ def built_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("built_engine")
 def test_engine_of_features_expects_normalized(tmp_path: Path) -> None:
     described = feature_file(tmp_path)
-    options = EngineOptions(opt_lengths=(64,), max_length=512, max_batch=3)
+    options = EngineOptions(opt_lengths=(64,), max_batch=3)
     bundle = export(
         factory="feature_models:Sensors", feature_file=described, to="trt",
         out=tmp_path / "m.bundle", precision="fp16", engine=options,
