@@ -73,16 +73,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of ``benchmark``.
-
-    Attributes:
-        timings: timings by length, then contender.
-        failures: failures in the same order.
-        paths: ``fused`` or ``portable`` for each custom operator of the model.
-        shares: share of each operator type in the time of the longest document that
-            ``onnxruntime`` was timed with; empty if it failed at every length.
-        methods: methods of the products in reduced precision.
-    """
+    """The timings by length, then contender, the failures in the same order, and the operators."""
 
     timings: Sequence[Timing]
     failures: Sequence[Failure]
@@ -116,16 +107,7 @@ def benchmark(
     torch: Engine | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Time one document of each length, the contenders in turn.
-
-    Args:
-        bundle: the bundle of the model, which is run as ``aftserve`` runs it.
-        lengths: lengths in tokens; None for the lengths of ``LENGTHS`` that the model accepts.
-        threads: number of threads per operator; 0 for ``usable_cores``.
-        rounds: timed calls of each contender at each length.
-        portable: whether the portable bodies are timed as well.
-        torch: the PyTorch module to compare with; see ``reference_model.torch_engine``.
-        advance: callback after every round.
+    """Time one document of each length, the contenders in turn; call ``advance`` after every round.
 
     Raises:
         UsageError: if the model does not accept a length.
@@ -194,10 +176,6 @@ def _document(manifest: Manifest, tokens: int) -> Tensors:
 
 def chosen_others(against: Sequence[str] | None, *, has_source: bool) -> tuple[str, ...]:
     """Return the contenders of ``OTHERS`` to compare with.
-
-    Args:
-        against: names of contenders, or ``none``; None for all possible contenders.
-        has_source: whether the PyTorch module is given.
 
     Raises:
         UsageError: if a name is unknown, or torch is chosen without the module.
@@ -284,14 +262,7 @@ def show(
 def print_result(
     result: Result, manifest: Manifest, console: Console, *, is_torch_missing: bool = False
 ) -> None:
-    """Print the tables of a result and notes on their limits.
-
-    Args:
-        result: the result.
-        manifest: the manifest of the bundle.
-        console: the console of the output.
-        is_torch_missing: whether PyTorch was left out because the module was not given.
-    """
+    """Print the tables of a result and notes on their limits."""
     console.print(timing_table(result.timings))
     for note in _notes(result, manifest, is_torch_missing=is_torch_missing):
         console.print(note, soft_wrap=True)

@@ -26,14 +26,7 @@ def unwrapped_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Match:
-    """The weights of a file under the names of a module.
-
-    Attributes:
-        own_names: the module's own name of each weight, by its name in ``weights``.
-        weights: the weights of the file, by name without the prefix.
-        prefix: the part before each name, such as a trainer's attribute for the module.
-        left_out: the names in the file without that prefix.
-    """
+    """The weights of a file by name without ``prefix``, and the module's own name of each."""
 
     own_names: Mapping[str, str]
     weights: Mapping[str, Any]
@@ -68,10 +61,7 @@ def _match_by(
 
 
 def _without_parallel(name: str) -> str:
-    """Return a name without DistributedDataParallel of a part.
-
-    DistributedDataParallel of the whole module is part of the prefix.
-    """
+    """Return a name without DistributedDataParallel of a part; the prefix has that of the whole."""
     first, *parts = unwrapped_name(name).split(".")
     return ".".join((first, *(part for part in parts if part != _PARALLEL)))
 

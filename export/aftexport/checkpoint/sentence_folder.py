@@ -60,11 +60,7 @@ def read_sentence_folder(folder: Path, source: ModelSource) -> Checkpoint:
 
 
 def _width(folder: Path, tokens: TransformersModel) -> int:
-    """Return the width of the tokens' vectors, by a run on two tokens.
-
-    Raises:
-        CheckpointError: if the run fails, or its result is not a vector for each token.
-    """
+    """Return the width of the tokens' vectors, by a run on two tokens."""
     subject = f"expected {type(tokens.model).__name__} to return {VECTORS} of two tokens"
     remedy = "Give a base class, which returns the vectors of the tokens."
     try:

@@ -74,12 +74,8 @@ def find_class(
 ) -> tuple[type["PreTrainedModel"], "PreTrainedConfig"]:
     """Return the class that a configuration names, and the configuration in its own type.
 
-    Args:
-        folder: the folder, for messages and for its code.
-        config: the content of config.json.
-        source: the permission to run code in the folder.
-        for_vectors: whether the base class replaces a class with a head. In code of the folder,
-            it is the class that auto_map names AutoModel.
+    ``for_vectors`` replaces a class with a head by its base class. In code of the folder, it is the
+    class that auto_map names AutoModel.
 
     Raises:
         CheckpointError: if the library lacks the class, no head serves it, or a count in the
@@ -343,13 +339,6 @@ class TransformersModel(nn.Module):
     """A model that takes token ids and a mask, and returns its logits or its last vectors.
 
     Segments (``token_type_ids``) keep the library's default, those of one text.
-
-    Args:
-        model: the model of the library.
-        output: the entry of the result that is returned.
-
-    Attributes:
-        max_length: the maximum tokens of a document; None for no limit.
     """
 
     def __init__(self, model: "PreTrainedModel", output: str) -> None:
@@ -363,12 +352,7 @@ class TransformersModel(nn.Module):
         self._output = output
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return ``[batch, labels]``, or a row for each token.
-
-        Args:
-            input_ids: int64 ``[batch, tokens]``.
-            attention_mask: int64 ``[batch, tokens]``, 1 for a token and 0 for padding.
-        """
+        """Return ``[batch, labels]``, or a row for each token, of int64 ``[batch, tokens]``."""
         result: Any = self.model(input_ids=input_ids, attention_mask=attention_mask)
         value: Tensor = result[self._output]
         return value

@@ -40,12 +40,7 @@ _ADAPTER = "adapter_config.json"
 
 @dataclass(frozen=True)
 class FoundModel:
-    """The model and the tokenizer of a folder.
-
-    Attributes:
-        model: the model, in float32.
-        tokenizer: JSON of the ``tokenizers`` library; None if the folder has no such tokenizer.
-    """
+    """The model of a folder, in float32, and the JSON of its tokenizer, if it has such a form."""
 
     model: "PreTrainedModel"
     tokenizer: str | None
@@ -84,14 +79,7 @@ def read_model(
     *,
     for_vectors: bool = False,
 ) -> FoundModel:
-    """Return the model of a folder and its tokenizer; see ``read_transformers_folder``.
-
-    Args:
-        folder: the folder.
-        config: the content of its config.json.
-        source: the permission to run code in the folder.
-        for_vectors: whether the base class of a class with a head is read.
-    """
+    """Return the model of a folder and its tokenizer; see ``read_transformers_folder``."""
     _check_folder(folder, config)
     files = find_weight_files(folder)
     with _quiet_library():
@@ -130,11 +118,7 @@ def _check_folder(folder: Path, config: Mapping[str, Any]) -> None:
 def _with_weights(
     folder: Path, found: "type[PreTrainedModel]", config: "PreTrainedConfig"
 ) -> "PreTrainedModel":
-    """Return the model with all its weights from the folder.
-
-    Raises:
-        CheckpointError: if weights are missing or do not fit.
-    """
+    """Return the model with all its weights from the folder."""
     try:
         model, info = found.from_pretrained(
             str(folder),
@@ -246,12 +230,6 @@ def check_size(
 ) -> None:
     """Refuse a configuration of a far larger model than the weights, before memory is taken.
 
-    Args:
-        folder: the folder, for messages.
-        found: the class of the model.
-        config: the configuration.
-        files: the weights.
-
     Raises:
         CheckpointError: if the class refuses the configuration, or the model is too large.
     """
@@ -273,11 +251,7 @@ def check_size(
 
 @contextmanager
 def _bounded(files: WeightFiles) -> Iterator[None]:
-    """Count the modules and parameters that this thread makes, and end a constructor of too many.
-
-    Raises:
-        _TooLargeError: if there are too many of them, or too many numbers in the parameters.
-    """
+    """Count the modules and parameters that this thread makes; end a constructor of too many."""
     thread, parts, size = threading.get_ident(), 0, 0
     max_parts = _PARTS_PER_WEIGHT * len(files.shapes) + _SPARE_PARTS
     max_size = _COPIES * files.count + _SPARE_NUMBERS

@@ -289,11 +289,7 @@ _PICKLES = (PICKLE, f"{PICKLE}.index.json")
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """The files with the weights of a folder.
-
-    Attributes:
-        shapes: the shape of each weight by its name.
-    """
+    """The files with the weights of a folder."""
 
     shapes: Mapping[str, tuple[int, ...]]
 

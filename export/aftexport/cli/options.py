@@ -23,16 +23,9 @@ Options = TypeVar("Options")
 def add_options(
     parser: "argparse._ActionsContainer", described: type, *, required: str = "", without: str = ""
 ) -> dict[str, argparse.Action]:
-    """Add an option for each field of a dataclass.
+    """Add an option for each field of a dataclass but ``without``; return them by field.
 
-    Args:
-        parser: the parser, or a group of its options.
-        described: the dataclass; the options of a dataclass in its fields are added too.
-        required: name of the field that must be given.
-        without: name of the field that is no option.
-
-    Returns:
-        The options by the names of the fields.
+    The options of a dataclass in its fields are added too.
     """
     types, texts = get_type_hints(described, include_extras=True), _texts(described)
     groups: dict[str | None, Any] = {None: parser}

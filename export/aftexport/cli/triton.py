@@ -54,14 +54,7 @@ def write(
     options: ExportOptions,
     export: "Callable[[ExportOptions], Bundle]",
 ) -> int:
-    """Write the repository of a model or a bundle; return the exit status.
-
-    Args:
-        parser: the parser of the options.
-        given: the parsed options.
-        options: the same, for the bundle of a model.
-        export: the function that writes this bundle.
-    """
+    """Write the repository of a bundle, or of a model by ``export``; return the exit status."""
     from aftexport.bundle.bundle import Bundle, is_bundle
     from aftexport.deploy.triton import MOUNTED, check_place, write_repository
     from aftexport.system.files import aside_folder
@@ -109,14 +102,7 @@ def _exported(
 
 
 def _print_start(console: Console, bundle: "Bundle", folder: Path, mounted: str) -> None:
-    """Print the command that starts Triton.
-
-    Args:
-        console: the console of the export.
-        bundle: the bundle of the model.
-        folder: the folder of the model in the repository.
-        mounted: path of the repository on Triton's machine.
-    """
+    """Print the command that starts Triton, on whose machine ``mounted`` is the repository."""
     import aftplugins
     from aftexport.deploy.triton import start_command
 

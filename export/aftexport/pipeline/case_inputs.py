@@ -26,10 +26,7 @@ def few_tokens(spec: InputSpec) -> dict[str, Array]:
 def case_inputs(spec: InputSpec, order: NDArray[np.int64] | None) -> dict[str, dict[str, Array]]:
     """Return the inputs of the model's cases by name: lengths, batches, padding, extreme tokens.
 
-    Args:
-        spec: the model's inputs.
-        order: the ids from the smallest row of the embedding table to the largest; None leaves
-            the cases of extreme tokens out.
+    ``order`` has the ids from the smallest row of the embedding table to the largest, or is None.
     """
     generator = np.random.default_rng(0)
     rows = _FEW_IDS if order is None else len(order)
@@ -85,12 +82,7 @@ def with_extras(
 
 
 def _extreme_extras(inputs: Mapping[str, Array], spec: InputSpec) -> dict[str, dict[str, Array]]:
-    """Return a batch with unusual extra inputs, by the name of the case.
-
-    Args:
-        inputs: the inputs of a batch, with random extra inputs.
-        spec: the model's inputs.
-    """
+    """Return a batch with unusual extra inputs, by the name of the case."""
     largest, zero = dict(inputs), dict(inputs)
     for extra in spec.extras:
         values: NDArray[Any] = inputs[extra.name]
@@ -109,11 +101,7 @@ def _in_order(inputs: Mapping[str, Array], spec: InputSpec) -> dict[str, Array]:
 
 
 def _extreme_features(features: Array) -> dict[str, Array]:
-    """Return documents of unusual features, by the name of their case.
-
-    Args:
-        features: standard normal features, float32 ``[1, tokens, features]``.
-    """
+    """Return documents of unusual features ``[1, tokens, features]``, by the name of their case."""
     values = np.asarray(features, np.float32)
     places = np.arange(values.shape[1])
     only_one = np.zeros_like(values)

@@ -55,12 +55,6 @@ def _first_divergence(
 
     This is the first operator whose result has a batch axis and differs, or the one that
     computed its operand over the whole batch, as a maximum does.
-
-    Args:
-        program: the captured model.
-        batch: ids or features, and ``lengths`` int64 ``[batch]``.
-        row: the document's row in the batch.
-        alone: the same document as a batch of one.
     """
     module = program.module()
     assert isinstance(module, fx.GraphModule)

@@ -36,18 +36,7 @@ if TYPE_CHECKING:  # a bundle of an ONNX file needs no torch
 def write_draft(
     folder: Path, manifest: Manifest, traced: TracedModel, tokenizer: str | None, *, chunks: bool
 ) -> Bundle:
-    """Write model, golden cases, tokenizer and, if the model allows it, the chunked graphs.
-
-    Args:
-        folder: an empty folder.
-        manifest: the manifest so far.
-        traced: the model.
-        tokenizer: the text of a tokenizer.json; None for no tokenizer.
-        chunks: whether graphs for documents longer than memory are tried.
-
-    Returns:
-        The bundle; its manifest states whether documents run in chunks, and is not written yet.
-    """
+    """Write all but the manifest into an empty folder; ``chunks`` also tries the chunked graphs."""
     if chunks:
         manifest = _write_chunks(folder / CHUNKED, traced, manifest)
     write_model(folder, traced.model)
@@ -66,16 +55,7 @@ def make_manifest(
     *,
     features: Features | None,
 ) -> Manifest:
-    """Return the manifest of a model in ONNX, without engine and chunks.
-
-    Args:
-        checkpoint: the model as it was read.
-        traced: the model in ONNX.
-        heads: each head by the name of its output.
-        request: the export.
-        advice: the precision of each node, with ``--precision auto``.
-        features: the features of a token; None for a model of token ids.
-    """
+    """Return the manifest of a model in ONNX, without engine and chunks."""
     manifest = Manifest.model_validate(
         {
             "source": _source(checkpoint, request.source.file),

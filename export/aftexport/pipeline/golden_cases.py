@@ -42,14 +42,8 @@ def model_cases(
 ) -> list[Case]:
     """Return cases of lengths, batches, padding and extreme tokens, with the module's outputs.
 
-    Args:
-        module: the model as trained, a ``ReferenceModule`` or a captured program.
-        spec: the model's inputs.
-        embedding: the embedding table, ``[vocab, D]``, whose rows of largest and smallest norm
-            make the extreme cases; None leaves these cases out.
-        program: the captured module, in which operators over the batch are searched.
-        batching: whether documents may share a run.
-        ranks: see ``TorchEngine``.
+    The rows of ``embedding`` ``[vocab, D]`` with the largest and smallest norm make the extreme
+    cases. Operators over the batch are searched in ``program``.
 
     Raises:
         TraceError: if the module is random, or if ``batching`` is set and documents in one run

@@ -20,13 +20,7 @@ _NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16)
 class OnnxReference:
     """A model in ONNX Runtime's standard operators, in float64 if it has them all.
 
-    Args:
-        model: the model, whose weights are loaded.
-        sample: inputs of one short run, which decides on the type.
-
-    Attributes:
-        precision: ``float64`` or ``float32``.
-        reason: the reason against float64; empty for float64.
+    A short run of ``sample`` decides on ``precision``; ``reason`` is that against float64.
 
     Raises:
         EngineError: if the model cannot run in its own types either.
@@ -65,11 +59,7 @@ class OnnxReference:
 
 
 def _widened(model: onnx.ModelProto) -> bytes:
-    """Return the model in float64.
-
-    Raises:
-        EngineError: if it would exceed the size of one file.
-    """
+    """Return the model in float64."""
     size = widened_bytes(model, _NARROW, TensorProto.DOUBLE)
     if size > MAX_MODEL_BYTES:
         raise EngineError(

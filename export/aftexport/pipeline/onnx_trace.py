@@ -45,11 +45,6 @@ def trace_onnx(
 ) -> TracedModel:
     """Read an ONNX file, and run it on the cases.
 
-    Args:
-        request: the export of the file.
-        tokenizer: the text of a tokenizer.json; None without one.
-        progress: see ``recognize``.
-
     Raises:
         UsageError: if the file is not such a model, or an option does not suit it.
         TraceError: if its inputs, outputs or axes do not fit, or its scores depend on other
@@ -321,17 +316,10 @@ _MAX_TRIED_TOKENS = 4096
 
 
 def _longest_document(run: Callable[[int], object], sizes: Sequence[int]) -> int | None:
-    """Return the maximum tokens of a document; None for no limit.
+    """Return the maximum tokens of a document that ``run`` accepts; None for no limit.
 
     A table of positions ends the documents if the model fails one token after its rows. Sizes over
     ``_MAX_TRIED_TOKENS`` count as such tables, without a run.
-
-    Args:
-        run: runs the model on one document of this many tokens, and raises EngineError if it fails.
-        sizes: the sizes of constants that may belong to positions, ascending.
-
-    Raises:
-        EngineError: if the model fails on one token.
     """
     run(1)
     works = 1

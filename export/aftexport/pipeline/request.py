@@ -27,12 +27,7 @@ _PRECISION = "precision"
 
 @dataclass(frozen=True)
 class Request:
-    """A source and the options of its export, checked before anything is read.
-
-    Attributes:
-        out: the folder of the bundle.
-        extras: the extra inputs that the options declare.
-    """
+    """A source and the options of its export, checked before anything is read."""
 
     source: ModelSource
     options: ExportOptions
@@ -116,10 +111,6 @@ def _bundle_folder(source: ModelSource, out: StrPath | None) -> Path:
 def check_precision(model: onnx.ModelProto, request: Request) -> None:
     """Check that a precision of products inside kernels changes the graph.
 
-    Args:
-        model: the exported graph, in that precision or, with auto, in fp32.
-        request: the export.
-
     Raises:
         UsageError: if the graph has no operator whose products have a precision.
     """
@@ -139,14 +130,10 @@ def check_precision(model: onnx.ModelProto, request: Request) -> None:
 
 
 def tokenizer_text(own: str | None, path: str | Path | None) -> str | None:
-    """Return the content of a tokenizer.json; None without a tokenizer.
-
-    Args:
-        own: the tokenizer of the model file.
-        path: the path of another tokenizer, or the word ``bytes``; None takes that of the file.
+    """Return the JSON of the file ``path``, or of ``bytes``; without a path, the model's ``own``.
 
     Raises:
-        UsageError: if the file of the path cannot be read.
+        UsageError: if the file cannot be read.
     """
     if path is None:
         return own

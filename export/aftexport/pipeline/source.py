@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OnnxSource:
-    """An ONNX file, which declares neither a task nor labels; see ``Checkpoint``.
-
-    Attributes:
-        path: the file.
-    """
+    """An ONNX file, which declares neither a task nor labels; see ``Checkpoint``."""
 
     path: Path
     kind: str = ONNX_FILE
@@ -60,13 +56,6 @@ def trace_source(
     console: Console,
 ) -> TracedModel:
     """Return the traced model of a source.
-
-    Args:
-        source: the model.
-        request: the export.
-        described: the features that a file describes.
-        tokenizer: the text of a tokenizer.json; None without one.
-        console: the console for the progress.
 
     Raises:
         TraceError: if the model cannot be traced.

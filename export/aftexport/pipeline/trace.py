@@ -72,14 +72,6 @@ def trace(
 ) -> TracedModel:
     """Trace a model, and run PyTorch on the cases.
 
-    Args:
-        checkpoint: the checkpoint of the model.
-        to, precision, max_length, opset, batching, vocab_size: see ``pipeline.export.export``.
-        num_features: the declared number of features of a token; None if it is not declared.
-        extras: the declared extra inputs.
-        tokenizer: the text of a tokenizer.json; None without one.
-        progress: see ``recognize``.
-
     Raises:
         UsageError: if an option does not suit the model.
         TraceError: if the model cannot be traced.
@@ -233,15 +225,7 @@ def first_outputs(
 ) -> dict[str, Array] | None:
     """Return the outputs of two short documents, and check a tokenizer, without a capture.
 
-    Args:
-        checkpoint: the checkpoint of the model.
-        tokenizer: the text of a tokenizer.json; None without one.
-        num_features: the declared number of features of a token.
-        extras: the declared extra inputs.
-
-    Returns:
-        The outputs, each with the axis of its numbers; None if the module does not run on such
-        documents, for which the capture names the cause.
+    None if the module does not run on such documents, for which the capture names the cause.
 
     Raises:
         UsageError: if the tokenizer has ids that the module lacks.
