@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from aftexport.checkpoint.names import listed
 from aftexport.checkpoint.torch_file import StandIn
+from aftexport.checkpoint.weights import listed
 from aftexport.errors import CheckpointError
 
 _STATE_DICTS = ("state_dict", "model_state_dict", "model", "net", "module")

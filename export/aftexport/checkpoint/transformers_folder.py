@@ -17,7 +17,6 @@ from torch import nn
 from torch.nn.modules import module as hooks
 
 from aftexport.checkpoint.checkpoint import Checkpoint
-from aftexport.checkpoint.names import listed
 from aftexport.checkpoint.transformers_class import (
     LOGITS,
     VECTORS,
@@ -26,7 +25,7 @@ from aftexport.checkpoint.transformers_class import (
     is_base_class,
     library_options,
 )
-from aftexport.checkpoint.weights import WeightFiles, find_weight_files, refuse_unusable
+from aftexport.checkpoint.weights import WeightFiles, find_weight_files, listed, refuse_unusable
 from aftexport.errors import CheckpointError, first_line
 from aftexport.options import ModelSource
 

@@ -1,31 +1,50 @@
-"""The export of a model file to a verified bundle."""
+"""The export of a model file to a verified bundle: the steps, and the content of the folder."""
 
+import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import onnx
 from rich.console import Console
 from rich.progress import Progress
 
-from aftexport.bundle.bundle import PARITY, PARITY_PAGE, Bundle, write_manifest
+from aftexport._version import __version__
+from aftexport.bundle.bundle import (
+    CHUNKED,
+    PARITY,
+    PARITY_PAGE,
+    TOKENIZER,
+    Bundle,
+    write_golden,
+    write_manifest,
+)
 from aftexport.bundle.features import Features
 from aftexport.bundle.golden import Case
-from aftexport.bundle.manifest import Manifest
+from aftexport.bundle.manifest import ONNX_FILE, Manifest
 from aftexport.bundle.output_path import check_output_path
+from aftexport.chunked.archive import write_chunked
+from aftexport.chunked.token_kinds import NotChunkable
 from aftexport.deploy.export_engine import build_into
 from aftexport.engines import onnxruntime as ort
 from aftexport.engines.product_methods import forced_methods, usable_methods
 from aftexport.engines.tensorrt.settings import BuildSettings, build_settings
 from aftexport.heads import Head
+from aftexport.lowering.evidence import Explainable
+from aftexport.lowering.position_bias import position_biases
+from aftexport.operators.domain import VERSION as OPERATOR_VERSION
+from aftexport.operators.domain import operators_in
 from aftexport.options import ExportOptions, ModelSource, StrPath, as_source, with_options
 from aftexport.parity import TOLERANCES, Comparison, worst
 from aftexport.parity.page import write_page
 from aftexport.parity.run_cases import verify
 from aftexport.parity.stock_session import verify_stock
 from aftexport.pipeline.auto_precision import Advice, advise, measurements
-from aftexport.pipeline.draft import make_manifest, write_draft
 from aftexport.pipeline.head_choice import HeadOptions, check_outputs, check_rows, choose_heads
+from aftexport.pipeline.onnx_trace import trace_onnx
 from aftexport.pipeline.request import (
     Request,
     check_precision,
@@ -40,15 +59,16 @@ from aftexport.pipeline.results import (
     parity_report,
     print_summary,
 )
-from aftexport.pipeline.source import OnnxSource, read_source, trace_source
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import MAX_FLOAT16, beyond_error
 from aftexport.recognition.result import show_recognition
 from aftexport.system.console import escape, stage
-from aftexport.system.files import aside_folder, move_into_place, write_json
+from aftexport.system.contract import DEFAULT_OPSET
+from aftexport.system.files import aside_folder, move_into_place, sha256, write_json
+from aftexport.system.onnx_files import write_model
 from aftexport.system.process import give_back
 
-if TYPE_CHECKING:  # a bundle of an ONNX file needs no torch
+if TYPE_CHECKING:
     from aftexport.checkpoint import Checkpoint
 
 
@@ -256,3 +276,170 @@ class _Export:
         if not passed:
             raise parity_error(worst(results), bundle, self._options.precision)
         return bundle
+
+
+@dataclass(frozen=True)
+class OnnxSource:
+    """An ONNX file, which declares neither a task nor labels; see ``Checkpoint``."""
+
+    path: Path
+    kind: str = ONNX_FILE
+    module: None = None
+    labels: tuple[str, ...] | None = None
+    tokenizer: str | None = None
+    task: str | None = None
+    heads: Mapping[str, Head] | None = None
+
+
+def read_source(request: Request, console: Console) -> "Checkpoint | OnnxSource":
+    """Return the model of a request.
+
+    Raises:
+        CheckpointError: if the file cannot be used.
+    """
+    if request.source.is_onnx:
+        return OnnxSource(request.source.name)
+    with stage(console, f"Reading {request.source.name}"):
+        from aftexport.checkpoint import load  # imports torch
+
+        return load(request.source)
+
+
+def trace_source(
+    source: "Checkpoint | OnnxSource",
+    request: Request,
+    described: Features | None,
+    tokenizer: str | None,
+    console: Console,
+) -> TracedModel:
+    """Return the traced model of a source.
+
+    Raises:
+        TraceError: if the model cannot be traced.
+        UsageError: if an option does not suit the model.
+    """
+    options = request.options
+    if isinstance(source, OnnxSource):
+        with stage(console, f"Examining {request.source.name}") as progress:
+            traced = trace_onnx(request, tokenizer, progress)
+            give_back()
+        return traced
+    with stage(console, "Tracing to ONNX") as progress:
+        from aftexport.pipeline.trace import trace  # imports torch
+
+        traced = trace(
+            source,
+            options.to,
+            options.precision,
+            options.max_length,
+            options.opset or DEFAULT_OPSET,
+            batching=options.batching,
+            vocab_size=options.vocab_size,
+            num_features=options.features if described is None else described.count,
+            extras=request.extras,
+            tokenizer=tokenizer,
+            progress=progress,
+        )
+        give_back()  # release the memory of intermediate graphs
+    return traced
+
+
+def write_draft(
+    folder: Path, manifest: Manifest, traced: TracedModel, tokenizer: str | None, *, chunks: bool
+) -> Bundle:
+    """Write all but the manifest into an empty folder; ``chunks`` also tries the chunked graphs."""
+    if chunks:
+        manifest = _write_chunks(folder / CHUNKED, traced, manifest)
+    write_model(folder, traced.model)
+    write_golden(folder, list(traced.cases))
+    if tokenizer is not None:
+        (folder / TOKENIZER).write_text(tokenizer, "utf-8")
+    return Bundle(folder, manifest, {}, "")
+
+
+def make_manifest(
+    checkpoint: "Checkpoint | OnnxSource",
+    traced: TracedModel,
+    heads: Mapping[str, Head],
+    request: Request,
+    advice: Advice | None,
+    *,
+    features: Features | None,
+) -> Manifest:
+    """Return the manifest of a model in ONNX, without engine and chunks."""
+    manifest = Manifest.model_validate(
+        {
+            "source": _source(checkpoint, request.source.file),
+            "config": _config(checkpoint),
+            "inputs": traced.spec.names,
+            "vocab_size": traced.spec.vocab_size,
+            "features": features,
+            "max_tokens": traced.spec.max_tokens,
+            "extra_inputs": traced.spec.extras,
+            "batching": request.options.batching,
+            "heads": heads,
+            "precision": traced.precision,
+            "reference": traced.reference,
+            "opset": request.options.opset or DEFAULT_OPSET,
+            "operators": operators_in(traced.model),
+            "position_biases": position_biases(traced.model),
+            "operator_version": OPERATOR_VERSION,
+            "hardware": "any",
+            **_evidence(traced.evidence),
+            "versions": _versions(with_torch=not traced.is_of_onnx),
+        }
+    )
+    if advice is None:
+        return manifest
+    changes = {
+        "precision": advice.coarsest,
+        "tolerance": advice.tolerance,
+        "node_precisions": advice.nodes,
+    }
+    return manifest.model_copy(update=changes)
+
+
+def _source(checkpoint: "Checkpoint | OnnxSource", path: Path | None) -> dict[str, str | None]:
+    digest = sha256(path) if path is not None and path.is_file() else None
+    return {"kind": checkpoint.kind, "sha256": digest}
+
+
+def _config(checkpoint: "Checkpoint | OnnxSource") -> dict[str, Any] | None:
+    if checkpoint.module is None:
+        return None
+    from aftexport.nn import DocumentClassifier, MultiHeadClassifier  # imports torch
+
+    if isinstance(checkpoint.module, DocumentClassifier | MultiHeadClassifier):
+        return checkpoint.module.config.to_dict()
+    return None
+
+
+def _evidence(evidence: Explainable | str) -> dict[str, Any]:
+    if isinstance(evidence, str):
+        return {"no_evidence": evidence}
+    return {"evidence_heads": evidence.offsets, "refused_evidence": evidence.refused}
+
+
+def _versions(*, with_torch: bool) -> dict[str, str]:
+    return {
+        "aftexport": __version__,
+        "onnx": onnx.__version__,
+        "onnxruntime": ort.VERSION,
+        "python": platform.python_version(),
+        **({"onnxscript": version("onnxscript"), "torch": version("torch")} if with_torch else {}),
+    }
+
+
+def _write_chunks(path: Path, traced: TracedModel, manifest: Manifest) -> Manifest:
+    try:
+        plan = write_chunked(
+            path,
+            traced.lowered,
+            precision=traced.precision,
+            explained=tuple(manifest.evidence_heads or ()),
+        )
+        give_back()  # release the memory of the chunked graphs
+    except NotChunkable as reason:
+        path.unlink(missing_ok=True)
+        return manifest.model_copy(update={"whole_only": str(reason)})
+    return manifest.model_copy(update={"chunked": plan})

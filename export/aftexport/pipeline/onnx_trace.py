@@ -1,18 +1,22 @@
 """A plain ONNX file as a traced model, whose reference is the file itself."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx import TensorProto
 
 from aftexport.bundle.golden import Array, Case
 from aftexport.capture.model_spec import InputSpec
+from aftexport.engines import Stop, Tensors
+from aftexport.engines.cast_graph import widen, widened_bytes
+from aftexport.engines.float64_operators import add_float64_operators
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.engines.onnxruntime.sessions import is_out_of_memory, reason
-from aftexport.errors import EngineError, TraceError, UsageError
+from aftexport.errors import EngineError, TraceError, UsageError, first_line
 from aftexport.lowering.evidence import explained_model
 from aftexport.lowering.file_format import lower_format
 from aftexport.lowering.finish import finish
@@ -20,7 +24,6 @@ from aftexport.lowering.float32_sums import accumulate_in_float32
 from aftexport.lowering.graph_values import rename_inner_values
 from aftexport.options import ExportOptions
 from aftexport.parity import TOLERANCES
-from aftexport.pipeline.case_inputs import case_inputs
 from aftexport.pipeline.independence import DOUBLE_BOUND, find_breach
 from aftexport.pipeline.onnx_interface import (
     add_width,
@@ -28,14 +31,72 @@ from aftexport.pipeline.onnx_interface import (
     use_plain_inputs,
     use_plain_outputs,
 )
-from aftexport.pipeline.onnx_reference import OnnxReference
 from aftexport.pipeline.request import Request, check_ids
-from aftexport.pipeline.traced_model import TracedModel
+from aftexport.pipeline.traced_model import TracedModel, case_inputs
 from aftexport.pipeline.value_ranges import bounded_spec, find_unusual, repeated_inputs
 from aftexport.recognition.onnx_file import add_translation, read_onnx, replace_foreign_nodes
 from aftexport.recognition.recognizer import recognize
 from aftexport.recognition.standard_recurrence.expansion import infer_shapes, runnable_form
 from aftexport.system.contract import FEATURES, IDS, LENGTHS, MAX_TOKENS
+from aftexport.system.onnx_files import MAX_MODEL_BYTES
+
+_NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16)
+
+
+class OnnxReference:
+    """A model in ONNX Runtime's standard operators, in float64 if it has them all.
+
+    A short run of ``sample`` decides on ``precision``; ``reason`` is that against float64.
+
+    Raises:
+        EngineError: if the model cannot run in its own types either.
+    """
+
+    name = "onnxruntime"
+    takes_choice = False
+
+    def __init__(self, model: onnx.ModelProto, sample: Tensors) -> None:
+        self.precision, self.reason = "float64", ""
+        self._is_wide = True
+        try:
+            self._engine = OnnxRuntimeEngine(_widened(model), fused=False)
+            self.run(sample)
+        except EngineError as error:
+            self.precision, self.reason = "float32", first_line(error).rstrip(".")
+            self._is_wide = False
+            self._engine = OnnxRuntimeEngine(model.SerializeToString(), fused=False)
+            self.run(sample)
+
+    def run(
+        self,
+        inputs: Tensors,
+        stop: Stop | None = None,
+        outputs: Collection[str] | None = None,
+    ) -> dict[str, NDArray[np.generic]]:
+        """Run the model once; see ``Engine.run``."""
+        given = {
+            name: array.astype(np.float64) if self._is_wide and array.dtype.kind == "f" else array
+            for name, array in inputs.items()
+        }
+        return self._engine.run(given, stop, outputs)
+
+    def release(self) -> None:
+        """Do nothing: the model lives only during an export."""
+
+
+def _widened(model: onnx.ModelProto) -> bytes:
+    """Return the model in float64."""
+    size = widened_bytes(model, _NARROW, TensorProto.DOUBLE)
+    if size > MAX_MODEL_BYTES:
+        raise EngineError(
+            f"Expected a model of at most 2 GiB in float64, got {size / 2**30:.1f} GiB.",
+            "Compare it in float32.",
+        )
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    widen(wide, _NARROW, TensorProto.DOUBLE)
+    add_float64_operators(wide)
+    return bytes(wide.SerializeToString())
 
 
 def trace_onnx(

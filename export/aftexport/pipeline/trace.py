@@ -34,12 +34,11 @@ from aftexport.lowering.to_onnx import lower
 from aftexport.operators.domain import operators_in
 from aftexport.parity import TOLERANCES
 from aftexport.parity.activations import Beyond
-from aftexport.pipeline.case_inputs import LONG
 from aftexport.pipeline.golden_cases import model_cases, operator_cases
 from aftexport.pipeline.independence import find_breach
 from aftexport.pipeline.onnx_interface import add_width
 from aftexport.pipeline.request import check_ids
-from aftexport.pipeline.traced_model import TracedModel
+from aftexport.pipeline.traced_model import LONG, TracedModel
 from aftexport.pipeline.value_ranges import (
     bounded_spec,
     find_unusual,

@@ -14,7 +14,7 @@ from aftexport.errors import UsageError
 from aftexport.operators.domain import operators_in
 from aftexport.operators.encoder import OPERATORS
 from aftexport.parity.activations import Beyond, Extremes, find_extremes, weights_per_token
-from aftexport.pipeline.case_inputs import with_extras
+from aftexport.pipeline.traced_model import with_extras
 
 MAX_FLOAT16 = 65504
 """The largest float16, and the bound of documents that are not compared beyond it."""

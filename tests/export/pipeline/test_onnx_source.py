@@ -21,7 +21,7 @@ from aftexport.bundle.bundle import Bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError, UsageError
 from aftexport.parity.run_cases import verify
-from aftexport.pipeline import onnx_reference
+from aftexport.pipeline import onnx_trace
 from aftexport.pipeline.export import export
 from aftexport.verify.reference_model import load_source
 
@@ -184,8 +184,8 @@ def test_model_that_is_too_large_for_float64(
 ) -> None:
     """The limit is lowered here to that of a model whose weights are twice as large."""
     size = text_model().ByteSize() * 3 // 2
-    monkeypatch.setattr(onnx_reference, "MAX_MODEL_BYTES", size)
-    monkeypatch.setattr(onnx_reference, "widen", None)  # it must not take the memory
+    monkeypatch.setattr(onnx_trace, "MAX_MODEL_BYTES", size)
+    monkeypatch.setattr(onnx_trace, "widen", None)  # it must not take the memory
     bundle = bundle_of(tmp_path, text_model())
     assert bundle.manifest.reference == "float32"
 
