@@ -110,11 +110,10 @@ class _Export:
         self._console = console
 
     def run(self) -> Bundle:
-        described = self._request.described_features()
         checkpoint = read_source(self._request, self._console)
         tokenizer = tokenizer_text(checkpoint.tokenizer, self._options.tokenizer)
-        self._check_first(checkpoint, tokenizer, described)
-        traced = trace_source(checkpoint, self._request, described, tokenizer, self._console)
+        self._check_first(checkpoint, tokenizer)
+        traced = trace_source(checkpoint, self._request, tokenizer, self._console)
         heads = self._heads(checkpoint, traced)
         check_precision(traced.model, self._request)
         advice = self._advice(traced, heads)
@@ -122,7 +121,7 @@ class _Export:
         notes = self._print_notes(traced)
         if traced.beyond is not None:
             raise beyond_error(traced.beyond, traced.model, tokenizer, is_of_onnx=traced.is_of_onnx)
-        features = described
+        features = self._request.described
         if features is None and (count := traced.spec.num_features) is not None:
             features = Features.of_count(count)
         with aside_folder(self._request.out) as folder:
@@ -163,24 +162,13 @@ class _Export:
             advance = partial(bar.advance, task)
             return advise(traced.model, traced.cases, bound, advance, heads=heads)
 
-    def _check_first(
-        self,
-        checkpoint: "Checkpoint | OnnxSource",
-        tokenizer: str | None,
-        described: Features | None,
-    ) -> None:
+    def _check_first(self, checkpoint: "Checkpoint | OnnxSource", tokenizer: str | None) -> None:
         """Check the tokenizer and the heads on two runs in PyTorch, before the long capture."""
         if isinstance(checkpoint, OnnxSource):
             return
         from aftexport.pipeline.trace import first_outputs  # imports torch
 
-        options = self._options
-        outputs = first_outputs(
-            checkpoint,
-            tokenizer,
-            num_features=options.features if described is None else described.count,
-            extras=self._request.extras,
-        )
+        outputs = first_outputs(checkpoint, self._request, tokenizer)
         if outputs is not None:
             choose_heads(outputs, self._declared_heads(checkpoint))
 
@@ -308,7 +296,6 @@ def read_source(request: Request, console: Console) -> "Checkpoint | OnnxSource"
 def trace_source(
     source: "Checkpoint | OnnxSource",
     request: Request,
-    described: Features | None,
     tokenizer: str | None,
     console: Console,
 ) -> TracedModel:
@@ -318,7 +305,6 @@ def trace_source(
         TraceError: if the model cannot be traced.
         UsageError: if an option does not suit the model.
     """
-    options = request.options
     if isinstance(source, OnnxSource):
         with stage(console, f"Examining {request.source.name}") as progress:
             traced = trace_onnx(request, tokenizer, progress)
@@ -327,19 +313,7 @@ def trace_source(
     with stage(console, "Tracing to ONNX") as progress:
         from aftexport.pipeline.trace import trace  # imports torch
 
-        traced = trace(
-            source,
-            options.to,
-            options.precision,
-            options.max_length,
-            options.opset or DEFAULT_OPSET,
-            batching=options.batching,
-            vocab_size=options.vocab_size,
-            num_features=options.features if described is None else described.count,
-            extras=request.extras,
-            tokenizer=tokenizer,
-            progress=progress,
-        )
+        traced = trace(source, request, tokenizer, progress)
         give_back()  # release the memory of intermediate graphs
     return traced
 

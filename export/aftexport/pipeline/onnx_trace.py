@@ -283,8 +283,7 @@ def _single_numbers(graph: ir.Model, model: onnx.ModelProto, spec: InputSpec) ->
 
 
 def _num_features(count: int, request: Request) -> int:
-    described = request.described_features()
-    asked = request.options.features if described is None else described.count
+    asked = request.num_features
     if asked is not None and asked != count:
         raise UsageError(
             f"Expected {count} features of each token, as the file has, got {asked}.",

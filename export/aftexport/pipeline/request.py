@@ -1,7 +1,7 @@
 """The request of an export, checked before anything is read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -33,28 +33,26 @@ class Request:
     options: ExportOptions
     out: Path
     extras: tuple[ExtraInput, ...]
+    described: Features | None = None
+    """The content of ``feature_file``."""
 
     @property
     def failed_out(self) -> Path:
         """The folder that keeps a bundle outside its tolerance."""
         return self.out.with_name(f"{self.out.name}.failed")
 
-    def described_features(self) -> Features | None:
-        """Return the features in ``feature_file``; None without a file.
-
-        Raises:
-            UsageError: if the file is not valid, or has another number of features.
-        """
-        if self.options.feature_file is None:
-            return None
-        return read_features(Path(self.options.feature_file), self.options.features)
+    @property
+    def num_features(self) -> int | None:
+        """The declared number of features of a token; None if it is not declared."""
+        return self.options.features if self.described is None else self.described.count
 
 
 def checked_request(source: ModelSource, options: ExportOptions) -> Request:
     """Return the request of an export.
 
     Raises:
-        UsageError: if two options do not fit together, or ``out`` cannot be written.
+        UsageError: if two options do not fit together, ``out`` cannot be written, or a file of an
+            option is not valid.
     """
     out = _bundle_folder(source, options.out)
     request = Request(source, options, out, parse_inputs(options.inputs or {}))
@@ -93,6 +91,9 @@ def checked_request(source: ModelSource, options: ExportOptions) -> Request:
     check_options(options)
     check_output_path(out, source.file, options.force)
     check_output_path(request.failed_out, source.file, force=True)
+    if options.feature_file is not None:
+        described = read_features(Path(options.feature_file), options.features)
+        request = replace(request, described=described)
     return request
 
 
