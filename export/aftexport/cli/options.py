@@ -151,7 +151,7 @@ def _by_name(
 ) -> str | dict[str, str] | None:
     """Return the values of an option that is given once for each name, or its only value."""
     if given is None or (may_be_single and len(given) == 1 and "=" not in given[0]):
-        return given and given[0]
+        return given[0] if given else None
     option, value = _flag(one), one.metadata["metavar"].rpartition("=")[2].lstrip("]")
     values: dict[str, str] = {}
     for words in given:

@@ -24,13 +24,13 @@ _NICENESS = 19
 
 def main() -> int:
     """Answer until the input ends, which is at the latest when the server ends."""
-    folder, given, digest = sys.argv[1:]
+    folder, source_json, digest = sys.argv[1:]
     os.nice(_NICENESS)
     answers, sys.stdout = sys.stdout.buffer, sys.stderr  # the model's own code may print
     bundle = Bundle.open(Path(folder))
     if digest != bundle.digest:
         raise BundleError(bundle.path, "the server has another bundle", "Reload the server.")
-    source = load_source(bundle, ModelSource(**json.loads(given)))
+    source = load_source(bundle, ModelSource(**json.loads(source_json)))
     engine = torch_engine(bundle, source, threads=1, double=True)
     for line in sys.stdin:
         content = json.loads(line)
