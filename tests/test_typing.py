@@ -51,7 +51,9 @@ def train(path: Path) -> None:
 
 def convert(path: Path) -> Path:
     try:
-        bundle = aftexport.export(path, to="onnx", out=path.with_suffix(".bundle"))
+        source = aftexport.ModelSource(path, allow_pickle=True)
+        options = aftexport.ExportOptions(to="trt", engine=aftexport.EngineOptions(max_batch=4))
+        bundle = aftexport.export(source, options, out=path.with_suffix(".bundle"))
     except ParityError as error:
         print(error.problem, error.remedy)
         raise

@@ -132,10 +132,6 @@ class ExtraInput(BaseModel):
     def checked(self, value: object, tokens: int) -> Array:
         """Return the values for one document, from JSON or an array.
 
-        Args:
-            value: a number, a list of numbers, or an array.
-            tokens: the number of tokens of the document.
-
         Raises:
             ValueError: if they do not fit the input.
         """
@@ -169,12 +165,7 @@ class ExtraInput(BaseModel):
 
 @dataclass(frozen=True)
 class ExtraValues:
-    """The extra inputs of one document, without the axis of the batch.
-
-    Attributes:
-        document: the values of the document, by the name of the input.
-        tokens: an integer of each token, by the name of the input.
-    """
+    """The extra inputs of one document, without the axis of the batch."""
 
     document: Mapping[str, Array] = field(default_factory=dict)
     tokens: Mapping[str, Array] = field(default_factory=dict)
@@ -201,11 +192,6 @@ def check_values(
 ) -> ExtraValues:
     """Return the extra inputs of one document.
 
-    Args:
-        extras: the extra inputs of the model.
-        given: values by name, from JSON or as arrays.
-        tokens: the number of tokens of the document.
-
     Raises:
         ValueError: if an input is missing, unknown, or does not fit.
     """
@@ -226,14 +212,7 @@ def check_values(
 def values_of(
     extras: Sequence[ExtraInput], inputs: Mapping[str, Array], row: int, tokens: int
 ) -> ExtraValues:
-    """Return the extra inputs of one document of a batch, without the padding.
-
-    Args:
-        extras: the extra inputs of the model.
-        inputs: the inputs of the batch.
-        row: the document's row in the batch.
-        tokens: the number of tokens of the document.
-    """
+    """Return the extra inputs of one document of a batch, without the padding."""
     rows = {extra.name: inputs[extra.name][row, ...] for extra in extras}
     return ExtraValues(
         {extra.name: rows[extra.name] for extra in extras if extra.kind == "document"},
@@ -258,13 +237,7 @@ def sample_values(
 def stacked(
     extras: Sequence[ExtraInput], documents: Sequence[ExtraValues], tokens: int
 ) -> dict[str, Array]:
-    """Return the inputs of a batch, with 0 in the padding.
-
-    Args:
-        extras: the extra inputs of the model.
-        documents: the values of each document.
-        tokens: the number of tokens of the longest document.
-    """
+    """Return the inputs of a batch of ``tokens`` tokens, with 0 in the padding."""
     inputs = {extra.name: extra.zeros(len(documents), tokens) for extra in extras}
     for row, values in enumerate(documents):
         for extra in extras:

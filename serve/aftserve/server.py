@@ -48,7 +48,7 @@ from aftserve.serving.bundle_paths import BundlePaths
 from aftserve.serving.repository import ModelRepository
 from aftserve.serving.service import SharedResources
 from aftserve.setting_sources import PREFIX, section
-from aftserve.settings import Settings
+from aftserve.settings import REFERENCE_SETTINGS, Settings
 
 if TYPE_CHECKING:
     from aftserve.grpc.endpoint import Endpoint
@@ -215,9 +215,7 @@ def _check_effects(settings: Settings, bundles: Sequence[Bundle]) -> None:
             has_reference or may_share,  # a document of a shared run is compared with its own run
             "a model with --reference, or whose documents may share a run",
         ),
-        "reference_factory": (has_reference, "--reference"),
-        "reference_allow_pickle": (has_reference, "--reference"),
-        "reference_trust_remote_code": (has_reference, "--reference"),
+        **dict.fromkeys(REFERENCE_SETTINGS, (has_reference, "--reference")),
         "threads": (not only_tensorrt, "ONNX Runtime"),
         "budget_tokens": (may_share, "a model whose documents may share a run"),
         "spill": (stores, "a model that runs in chunks, takes features or answers for tokens"),

@@ -27,6 +27,7 @@ from pydantic_settings import (
 )
 
 from aftexport.errors import UsageError
+from aftexport.options import ModelSource
 from aftexport.system.contract import MAX_TOKENS
 from aftserve.adapter_names import ADAPTERS, NO_ADAPTER, check_adapters
 from aftserve.setting_sources import (
@@ -84,6 +85,9 @@ class ModelSettings(BaseModel):
     reference_allow_pickle: bool = False
     reference_trust_remote_code: bool = False
     shadow: Annotated[Share, BeforeValidator(_refuse_boolean)] = 0
+
+
+REFERENCE_SETTINGS = tuple(n for n in ModelSettings.model_fields if n.startswith("reference"))
 
 
 class Settings(BaseSettings):
@@ -366,6 +370,16 @@ class Settings(BaseSettings):
         own = self.models.get(name, ModelSettings())
         given = {name: value for name, value in own if name in own.model_fields_set}
         return self.model_copy(update=given)
+
+    @property
+    def reference_source(self) -> ModelSource:
+        """The model to compare with."""
+        return ModelSource(
+            self.reference,
+            self.reference_factory,
+            self.reference_allow_pickle,
+            self.reference_trust_remote_code,
+        )
 
     @property
     def memory_budget(self) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ from commands import run_python
 
 import aftexport.nn
 import aftserve.client
+from aftexport import EngineOptions, ExportOptions, ModelSource
 from aftexport.operators.mechanisms import RECURRENT_OPERATORS
 from aftexport.parity import TOLERANCES
 from aftserve.settings import Settings
@@ -86,6 +88,8 @@ def test_python_names_are_listed(html: Path) -> None:
     page = (html / "python.html").read_text("utf-8")
     names = [f"aftserve.client.{name}" for name in aftserve.client.__all__]
     names += [f"aftexport.{name}" for name in ("save", "load", "export", "errors.ParityError")]
+    for options in (ExportOptions, EngineOptions, ModelSource):
+        names += [f"aftexport.{options.__name__}.{field.name}" for field in fields(options)]
     names += ["aftserve.Predictor", "aftserve.Predictor.infer_each"]
     names += [f"aftexport.nn.{name}" for name in aftexport.nn.__all__ if name != "LAYERS"]
     assert [name for name in names if f'id="{name}"' not in page] == []

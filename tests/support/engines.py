@@ -9,10 +9,11 @@ import torch
 from aftexport.capture.capture import capture
 from aftexport.engines.tensorrt.builder import BuiltEngine
 from aftexport.engines.tensorrt.engine_file import EngineRecord, EngineRequirements
-from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
+from aftexport.engines.tensorrt.settings import build_settings
 from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.options import EngineOptions
 
 SETTINGS = build_settings("trt-rtx", EngineOptions(), precision="fp16", max_tokens=300)
 WANTED = EngineRequirements("1.7", None, SETTINGS, "fp16", "model", None)

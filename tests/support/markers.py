@@ -21,7 +21,6 @@ BY_MODULE = {
     "test_recognition": {"slow"},
     "test_look_alikes": {"slow"},
     "test_runner": {"slow"},
-    "test_recurrent_exports": {"slow"},
     "test_recurrent_models": {"slow"},
     "test_token_outputs": {"slow"},
     "test_long_documents": {"slow"},

@@ -22,6 +22,7 @@ from aftexport.engines.onnxruntime.engine import operator_shares
 from aftexport.engines.product_methods import method_table, product_methods
 from aftexport.errors import EngineError, UsageError
 from aftexport.extra_inputs import sample_values
+from aftexport.options import ModelSource
 from aftexport.system.console import escape, operator_table, plain_table, stage
 from aftexport.system.contract import MAX_TOKENS
 from aftexport.system.files import replacing_file, write_json
@@ -72,16 +73,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of ``benchmark``.
-
-    Attributes:
-        timings: timings by length, then contender.
-        failures: failures in the same order.
-        paths: ``fused`` or ``portable`` for each custom operator of the model.
-        shares: share of each operator type in the time of the longest document that
-            ``onnxruntime`` was timed with; empty if it failed at every length.
-        methods: methods of the products in reduced precision.
-    """
+    """The timings by length, then contender, the failures in the same order, and the operators."""
 
     timings: Sequence[Timing]
     failures: Sequence[Failure]
@@ -115,16 +107,7 @@ def benchmark(
     torch: Engine | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Time one document of each length, the contenders in turn.
-
-    Args:
-        bundle: the bundle of the model, which is run as ``aftserve`` runs it.
-        lengths: lengths in tokens; None for the lengths of ``LENGTHS`` that the model accepts.
-        threads: number of threads per operator; 0 for ``usable_cores``.
-        rounds: timed calls of each contender at each length.
-        portable: whether the portable bodies are timed as well.
-        torch: the PyTorch module to compare with; see ``reference_model.torch_engine``.
-        advance: callback after every round.
+    """Time one document of each length, the contenders in turn; call ``advance`` after every round.
 
     Raises:
         UsageError: if the model does not accept a length.
@@ -194,10 +177,6 @@ def _document(manifest: Manifest, tokens: int) -> Tensors:
 def chosen_others(against: Sequence[str] | None, *, has_source: bool) -> tuple[str, ...]:
     """Return the contenders of ``OTHERS`` to compare with.
 
-    Args:
-        against: names of contenders, or ``none``; None for all possible contenders.
-        has_source: whether the PyTorch module is given.
-
     Raises:
         UsageError: if a name is unknown, or torch is chosen without the module.
     """
@@ -236,10 +215,7 @@ def show(
     threads: int,
     rounds: int,
     against: Sequence[str] | None,
-    model: Path | None,
-    factory: str | None,
-    allow_pickle: bool,
-    trust_remote_code: bool = False,
+    source: ModelSource,
     json_file: Path | None,
     console: Console,
 ) -> Result:
@@ -248,17 +224,18 @@ def show(
     Raises:
         AftexportError: as ``benchmark``, ``torch_engine`` and ``Bundle.open`` do.
     """
-    others = chosen_others(
-        against, has_source=model is not None or factory is not None or allow_pickle
-    )
+    has_source = source.path is not None or source.factory is not None or source.allow_pickle
+    others = chosen_others(against, has_source=has_source)
     threads = threads or usable_cores()
     with stage(console, f"Checking {path}"):
         bundle = Bundle.open(path)
     lengths = check_lengths(bundle.manifest, lengths)
     torch = None
     if "torch" in others:
-        with stage(console, f"Reading {model or factory}"):
-            torch = _torch_engine(bundle, model, factory, allow_pickle, trust_remote_code, threads)
+        with stage(console, f"Reading {source.path or source.factory}"):
+            from aftexport.verify.reference_model import load_source, torch_engine  # imports torch
+
+            torch = torch_engine(bundle, load_source(bundle, source), threads=threads)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("Timing", total=len(lengths) * rounds)
         result = benchmark(
@@ -285,14 +262,7 @@ def show(
 def print_result(
     result: Result, manifest: Manifest, console: Console, *, is_torch_missing: bool = False
 ) -> None:
-    """Print the tables of a result and notes on their limits.
-
-    Args:
-        result: the result.
-        manifest: the manifest of the bundle.
-        console: the console of the output.
-        is_torch_missing: whether PyTorch was left out because the module was not given.
-    """
+    """Print the tables of a result and notes on their limits."""
     console.print(timing_table(result.timings))
     for note in _notes(result, manifest, is_torch_missing=is_torch_missing):
         console.print(note, soft_wrap=True)
@@ -303,26 +273,6 @@ def print_result(
         console.print(method_table(result.methods))
     if manifest.operators and (why := aftplugins.missing("onnxruntime")):
         console.print(f"[yellow]{why}[/]")
-
-
-def _torch_engine(
-    bundle: Bundle,
-    model: Path | None,
-    factory: str | None,
-    allow_pickle: bool,
-    trust_remote_code: bool,
-    threads: int,
-) -> Engine:
-    from aftexport.verify.reference_model import load_source, torch_engine  # imports torch
-
-    source = load_source(
-        bundle,
-        model,
-        factory=factory,
-        allow_pickle=allow_pickle,
-        trust_remote_code=trust_remote_code,
-    )
-    return torch_engine(bundle, source, threads=threads)
 
 
 def _notes(result: Result, manifest: Manifest, *, is_torch_missing: bool) -> list[str]:

@@ -21,18 +21,10 @@ def sample(
     advance: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Time contenders in turn, A B C A B C, so that a slow phase of the machine affects all.
+    """Return the seconds of calls in turn, A B C A B C: a slow phase of the machine affects all.
 
-    Args:
-        runs: the call of each contender, which was called before and so is compiled.
-        rounds: timed calls of each contender; at most ``SLOW_ROUNDS`` if a call takes over
-            ``SLOW_SECONDS``. A contender under ``FAST_SECONDS`` gets an extra call before each
-            timed call. Its threads are then awake and its caches full, as in steady use.
-        advance: callback after every round.
-        clock: the clock in seconds, of the wall or of the processor.
-
-    Returns:
-        Seconds of each call, by contender.
+    A call over ``SLOW_SECONDS`` has at most ``SLOW_ROUNDS``. A contender under ``FAST_SECONDS``
+    gets an extra call before each timed call: its threads are then awake and its caches full.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
@@ -51,10 +43,7 @@ def sample(
 
 
 def peak_mib(run: Run) -> float | None:
-    """Return the maximum increase of resident memory during ``run``, in MiB.
-
-    Return None if the kernel does not count it; this needs Linux with ``/proc``.
-    """
+    """Return the largest growth of resident memory by ``run`` in MiB; None without /proc."""
     give_back()  # otherwise freed memory of the process would be reused without being counted
     try:
         Path("/proc/self/clear_refs").write_text("5")

@@ -2,6 +2,6 @@
 
 from aftexport.checkpoint.checkpoint import Checkpoint
 from aftexport.checkpoint.classifier_file import save
-from aftexport.checkpoint.model_file import from_factory, load
+from aftexport.checkpoint.model_file import load
 
-__all__ = ["Checkpoint", "from_factory", "load", "save"]
+__all__ = ["Checkpoint", "load", "save"]

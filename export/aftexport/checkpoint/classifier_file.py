@@ -71,10 +71,6 @@ def save(
 def read_checkpoint(path: Path, content: Mapping[str, Any]) -> Checkpoint:
     """Return the model of a checkpoint that ``save`` wrote.
 
-    Args:
-        path: the file, for messages.
-        content: the dict in the file.
-
     Raises:
         CheckpointError: if the content cannot be used.
     """
@@ -101,10 +97,6 @@ def read_checkpoint(path: Path, content: Mapping[str, Any]) -> Checkpoint:
 
 def read_folder(folder: Path, config: Mapping[str, Any]) -> Checkpoint:
     """Return the model of a folder of config.json and model.safetensors.
-
-    Args:
-        folder: the folder.
-        config: the content of its config.json.
 
     Raises:
         CheckpointError: if a file is missing or cannot be used.
@@ -158,11 +150,7 @@ def _build(
 
 
 def _heads(config: EncoderConfig, labels: Any) -> dict[str, Head] | None:
-    """Return the heads of a model with several outputs; for one output, check its labels.
-
-    Raises:
-        UsageError: if the labels do not fit.
-    """
+    """Return the heads of a model with several outputs; for one output, check its labels."""
     if isinstance(config, ClassifierConfig):
         config.head_config.head(config.dim, labels)
         return None

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from aftexport.checkpoint.names import listed
 from aftexport.checkpoint.torch_file import StandIn
+from aftexport.checkpoint.weights import listed
 from aftexport.errors import CheckpointError
 
 _STATE_DICTS = ("state_dict", "model_state_dict", "model", "net", "module")
@@ -33,11 +33,7 @@ def state_dict_in(path: Path, content: object, *, is_plain: bool = True) -> Mapp
     """Return the state dict of the model in a checkpoint.
 
     A warning names other weights beside it, such as their moving average, and how to export them.
-
-    Args:
-        path: the file, for messages.
-        content: the object read from the file.
-        is_plain: whether torch.load reads the file without options.
+    ``is_plain``: torch.load reads the file without options.
 
     Raises:
         CheckpointError: if there are no weights, or weights of several models.
@@ -133,16 +129,7 @@ def _named_weights(content: Mapping[Any, Any], depth: int = 0) -> Iterator[tuple
 
 
 def _refuse_other_names(path: Path, places: Sequence[tuple[str, ...]], *, is_plain: bool) -> None:
-    """Refuse weights under names that do not identify the model's.
-
-    Args:
-        path: the file, for the message.
-        places: the keys that lead to each of the weights.
-        is_plain: whether torch.load reads the file without options.
-
-    Raises:
-        CheckpointError: if there are such weights.
-    """
+    """Refuse weights under names that do not identify the model's."""
     if not places:
         return
     names = listed([".".join(place) for place in places])

@@ -20,64 +20,58 @@ from aftexport.checkpoint.checkpoint import Checkpoint
 from aftexport.checkpoint.classifier_file import FORMAT, read_checkpoint, read_folder
 from aftexport.checkpoint.holders import module_in, state_dict_in
 from aftexport.checkpoint.program_archive import check_members, is_program_archive, load_program
-from aftexport.checkpoint.sentence_config import MODULES
 from aftexport.checkpoint.sentence_folder import read_sentence_folder
 from aftexport.checkpoint.torch_file import TorchFile, damaged_error, read_torch_file
-from aftexport.checkpoint.transformers_class import MODEL_TYPE, read_config
+from aftexport.checkpoint.transformers_class import (
+    MODEL_TYPE,
+    MODULES,
+    read_config,
+    refuse_unneeded_trust,
+)
 from aftexport.checkpoint.transformers_folder import read_transformers_folder
 from aftexport.checkpoint.weights import load_weights, refuse_unusable, unwrapped
 from aftexport.errors import CheckpointError, UsageError
 from aftexport.heads.declared_task import declared_beside, declared_in
+from aftexport.options import ModelSource, StrPath, as_source, with_options
 from aftexport.system.arguments import import_callable
-from aftexport.system.files import read_json
-
-_AUTO_MAP = "auto_map"
-"""The entry of a configuration that names classes in code of its folder."""
 
 
-def load(
-    path: str | Path,
-    *,
-    factory: str | None = None,
-    allow_pickle: bool = False,
-    trust_remote_code: bool = False,
-) -> Checkpoint:
-    """Read a model file of any of the seven kinds.
+def load(path: StrPath | ModelSource | None = None, **options: Any) -> Checkpoint:
+    """Read a model file of any of the seven kinds, or call a factory.
 
     Args:
-        path: the file or folder.
-        factory: ``package.module:callable`` that builds the module of a state dict.
-        allow_pickle: whether to load pickled objects, which runs the code in the file. The module
-            among them is used; with a factory, only their weights are used.
-        trust_remote_code: whether the class of a transformers folder may come from code in the
-            folder, which then runs.
+        path: the file or folder, or a whole source.
+        options: the other fields of ``ModelSource``, by name.
 
     Raises:
         CheckpointError: if the file cannot be used; names file, reason and remedy.
-        UsageError: if a factory is given for a file that has its own configuration.
+        UsageError: if an option does not suit the file, or the callable of a factory cannot be
+            used.
+        TypeError: if there is no option of a name.
     """
-    checkpoint = _load(Path(path), factory, allow_pickle, trust_remote_code)
-    return checkpoint.with_declared(declared_beside(checkpoint.path, checkpoint.module))
+    (source,) = with_options("load", options, as_source(path))
+    source.check()
+    checkpoint = _load(source)
+    return checkpoint.with_declared(declared_beside(source.file, checkpoint.module))
 
 
-def _load(
-    path: Path, factory: str | None, allow_pickle: bool, trust_remote_code: bool
-) -> Checkpoint:
+def _load(source: ModelSource) -> Checkpoint:
+    path, factory, allow_pickle = source.file, source.factory, source.allow_pickle
+    if path is None:
+        return _from_factory(str(factory))
     try:
         if not path.exists():
             raise CheckpointError(path, "no such file or folder", "Check the path.")
         refuse_distributed(path)
-        is_folder = path.is_dir()
-        if trust_remote_code and not (is_folder and _has_code(path)):
-            raise _unneeded("--trust-remote-code", "a folder whose classes are code in it", path)
-        if is_folder:
+        refuse_unneeded_trust(path, source)
+        if path.is_dir():
             if allow_pickle:
-                raise _unneeded("--allow-pickle", "a pickled file", path)
-            return _load_folder(path, factory, trust_remote_code=trust_remote_code)
+                raise _unneeded_pickle(path)
+            return _load_folder(path, source)
         if path.name.endswith(INDEX_SUFFIX):
             refuse_shards(path.parent)
         if allow_pickle and (path.suffix == ".safetensors" or is_program_archive(path)):
-            raise _unneeded("--allow-pickle", "a pickled file", path)
+            raise _unneeded_pickle(path)
         if path.suffix == ".safetensors":
             return _from_state_dict(path, safetensors.torch.load_file(path), factory)
         if is_program_archive(path):
@@ -96,34 +90,27 @@ def _load(
         ) from error
 
 
-def _load_folder(path: Path, factory: str | None, *, trust_remote_code: bool) -> Checkpoint:
-    if factory:
+def _load_folder(path: Path, source: ModelSource) -> Checkpoint:
+    if source.factory:
         refuse_shards(path)
         raise _unneeded_factory(
             "a folder with its own configuration",
-            factory,
+            source.factory,
             "; or give the file model.safetensors to load it into the factory's module",
         )
     if (path / MODULES).is_file():
-        return read_sentence_folder(path, trust_remote_code=trust_remote_code)
+        return read_sentence_folder(path, source)
     config = read_config(path)
     if MODEL_TYPE in config:
-        return read_transformers_folder(path, config, trust_remote_code=trust_remote_code)
+        return read_transformers_folder(path, config, source)
     refuse_shards(path)
     return read_folder(path, config)
 
 
-def from_factory(factory: str) -> Checkpoint:
-    """Return the module that ``package.module:callable`` returns, with its own weights.
-
-    Raises:
-        UsageError: if the callable cannot be imported or called, or does not return a module.
-        CheckpointError: if weights are NaN.
-    """
+def _from_factory(factory: str) -> Checkpoint:
     path, module = Path(factory.rpartition(":")[2]), unwrapped(call_factory(factory))
     refuse_unusable(path, module)
-    checkpoint = Checkpoint(path, f"module of {factory}", module)
-    return checkpoint.with_declared(declared_beside(None, module))
+    return Checkpoint(path, f"module of {factory}", module)
 
 
 def _load_torch_file(path: Path, factory: str | None, allow_pickle: bool) -> Checkpoint:
@@ -163,23 +150,10 @@ def _from_state_dict(
     return Checkpoint(path, f"{kind} for {factory}", module)
 
 
-def _has_code(folder: Path) -> bool:
-    """Return whether a configuration in a folder names classes in code."""
-    places = (*folder.glob("*.json"), *folder.glob("*/*.json"))
-    names = (MODULES, "config.json", "tokenizer_config.json")
-    return any(place.name in names and _names_code(read_json(place)) for place in places)
-
-
-def _names_code(content: Any) -> bool:
-    """Return whether a configuration has ``auto_map``, or modules outside the library."""
-    if isinstance(content, list):  # the modules of sentence-transformers
-        types = [str(part.get("type")) for part in content if isinstance(part, Mapping)]
-        return any(not name.startswith("sentence_transformers.") for name in types)
-    return isinstance(content, Mapping) and _AUTO_MAP in content
-
-
-def _unneeded(option: str, subject: str, path: Path) -> UsageError:
-    return UsageError(f"{option} is only for {subject}, got {path}.", f"Leave {option} out.")
+def _unneeded_pickle(path: Path) -> UsageError:
+    return UsageError(
+        f"--allow-pickle is only for a pickled file, got {path}.", "Leave --allow-pickle out."
+    )
 
 
 def _unneeded_factory(subject: str, factory: str, alternative: str = "") -> UsageError:

@@ -128,15 +128,10 @@ def _size(file: Path | BinaryIO) -> int:
 
 
 def check_members(path: Path, archive: zipfile.ZipFile, file: Path | BinaryIO) -> None:
-    """Check that the members of an archive are stored as torch writes them.
+    """Check that the members of ``file``, at or within ``path``, are stored as torch writes them.
 
     Torch does not compress members, so reading needs at most the size of the file. A zip file may
     have two lists of its members, of which Python reads one and torch the other.
-
-    Args:
-        path: the model file, for the error.
-        archive: ``file`` opened by Python.
-        file: the archive that torch reads, ``path`` or one within it.
 
     Raises:
         CheckpointError: if a member is compressed, declares a size above that of the file, or does

@@ -55,10 +55,6 @@ _MAX_ELEMENTS = 1 << 28
 def check_content(path: Path, content: Any) -> None:
     """Check all parts of the JSON in an archive that torch evaluates, imports or calls.
 
-    Args:
-        path: the archive, for the error.
-        content: the decoded JSON of one member.
-
     Raises:
         CheckpointError: if an expression, guard, structure, name, operator or size is refused;
             the error names it.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aftexport.checkpoint.transformers_class import TransformersModel
+from aftexport.checkpoint.transformers_class import MODULES, TransformersModel
 from aftexport.errors import CheckpointError
 from aftexport.system.files import MAX_SETTINGS_BYTES, read_json, read_json_object
 
@@ -25,10 +25,6 @@ POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lastt
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     kind.__name__: kind for kind in (nn.Identity, nn.Tanh, nn.ReLU, nn.Sigmoid, nn.GELU, nn.SiLU)
 }
-
-
-MODULES = "modules.json"
-"""The file by which a folder is one of sentence-transformers."""
 
 
 _SETTINGS = "config_sentence_transformers.json"
@@ -96,12 +92,7 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class Module:
-    """A module of a folder.
-
-    Attributes:
-        kind: Transformer, Pooling, Dense or Normalize.
-        folder: the folder of its files.
-    """
+    """A module of a folder: a Transformer, Pooling, Dense or Normalize."""
 
     kind: str
     folder: Path
@@ -162,10 +153,6 @@ def read_max_tokens(folder: Path) -> int | None:
 def read_pooling(folder: Path, width: int) -> tuple[str, ...]:
     """Return the kinds of pooling.
 
-    Args:
-        folder: the folder of the module.
-        width: the width of the tokens' vectors.
-
     Raises:
         CheckpointError: if a kind is unknown, or the width is another one.
     """
@@ -212,10 +199,6 @@ def _flagged(path: Path, config: Mapping[str, Any]) -> list[str]:
 
 def read_dense(folder: Path, width: int) -> DenseConfig:
     """Return the settings of a Dense module.
-
-    Args:
-        folder: the folder of the module.
-        width: the width of the vectors before it.
 
     Raises:
         CheckpointError: if a setting is unknown, or the width is another one.
@@ -295,13 +278,7 @@ def _limit(path: Path, settings: Mapping[str, Any], name: str) -> int | None:
 def _check_known(
     path: Path, config: Mapping[str, Any], known: Mapping[str, Sequence[object]]
 ) -> None:
-    """Refuse settings that are unknown, or have values other than the known ones.
-
-    Args:
-        path: the file, for messages.
-        config: its content.
-        known: the values by the name of a setting; none for those that are checked elsewhere.
-    """
+    """Refuse settings that are unknown, or have values other than the known ones."""
     for name, value in config.items():
         if name not in known:
             raise _unexpected(path, f"the settings {', '.join(known)}", name)
@@ -328,23 +305,14 @@ def _unexpected(path: Path, expected: str, given: object, remedy: str = _REMEDY)
 
 
 class Pooling(nn.Module):
-    """One vector of a document from those of its tokens, special tokens included.
-
-    Args:
-        modes: the kinds of pooling, one or several of ``POOLINGS``, whose vectors are joined.
-    """
+    """A vector of a document for each mode, from those of its tokens, special ones included."""
 
     def __init__(self, modes: Sequence[str]) -> None:
         super().__init__()
         self._modes = tuple(modes)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Return ``[batch, width]`` for each mode, joined.
-
-        Args:
-            tokens: ``[batch, tokens, width]``.
-            mask: int64 ``[batch, tokens]``, 1 for a token and 0 for padding after all tokens.
-        """
+        """Return ``[batch, modes * width]`` of ``[batch, tokens, width]``; mask 0 is padding."""
         parts = [_pooled(mode, tokens, mask) for mode in self._modes]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
@@ -358,14 +326,7 @@ class Normalization(nn.Module):
 
 
 class SentenceModel(nn.Module):
-    """A model that takes token ids and a mask, and returns a vector of each document.
-
-    Args:
-        tokens: the model of the tokens' vectors.
-        pooling: the pooling.
-        stages: the modules after it, in their order.
-        max_length: the maximum tokens of a document; None for no limit.
-    """
+    """A model that takes token ids and a mask, and returns a vector of each document."""
 
     def __init__(
         self,

@@ -25,19 +25,15 @@ from aftexport.checkpoint.transformers_class import VECTORS, TransformersModel, 
 from aftexport.checkpoint.transformers_folder import read_model
 from aftexport.checkpoint.weights import INDEX, PICKLE, WEIGHTS, read_shapes, refuse_unusable
 from aftexport.errors import CheckpointError, first_line
+from aftexport.options import ModelSource
 
 KIND = "sentence-transformers folder"
 
 
-def read_sentence_folder(folder: Path, *, trust_remote_code: bool = False) -> Checkpoint:
+def read_sentence_folder(folder: Path, source: ModelSource) -> Checkpoint:
     """Return the model of a folder, in float32, with its tokenizer.
 
     The library sentence-transformers is not needed.
-
-    Args:
-        folder: the folder.
-        trust_remote_code: whether the class of the transformers model may come from code in the
-            folder, which then runs.
 
     Raises:
         CheckpointError: if transformers is missing, or a file cannot be used.
@@ -45,12 +41,8 @@ def read_sentence_folder(folder: Path, *, trust_remote_code: bool = False) -> Ch
     """
     transformer, pooling, *others = read_modules(folder)
     limit = read_max_tokens(transformer.folder)
-    found = read_model(
-        transformer.folder,
-        read_config(transformer.folder),
-        trust_remote_code=trust_remote_code,
-        for_vectors=True,
-    )
+    config = read_config(transformer.folder)
+    found = read_model(transformer.folder, config, source, for_vectors=True)
     tokens = TransformersModel(found.model, VECTORS)
     width = _width(transformer.folder, tokens)
     modes = read_pooling(pooling.folder, width)
@@ -68,11 +60,7 @@ def read_sentence_folder(folder: Path, *, trust_remote_code: bool = False) -> Ch
 
 
 def _width(folder: Path, tokens: TransformersModel) -> int:
-    """Return the width of the tokens' vectors, by a run on two tokens.
-
-    Raises:
-        CheckpointError: if the run fails, or its result is not a vector for each token.
-    """
+    """Return the width of the tokens' vectors, by a run on two tokens."""
     subject = f"expected {type(tokens.model).__name__} to return {VECTORS} of two tokens"
     remedy = "Give a base class, which returns the vectors of the tokens."
     try:

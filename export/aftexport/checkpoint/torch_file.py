@@ -28,13 +28,7 @@ _MAX_NAMED = 4
 
 @dataclass(frozen=True)
 class TorchFile:
-    """The contents of a file.
-
-    Attributes:
-        content: the saved object.
-        is_unpickled: whether classes of the file were imported and run.
-        is_plain: whether torch.load reads the file without stand-ins for objects beside weights.
-    """
+    """The object in a file, whether its classes ran, and whether it needs no stand-ins."""
 
     content: Any
     is_unpickled: bool = False
@@ -43,11 +37,6 @@ class TorchFile:
 
 def read_torch_file(path: Path, *, factory: str | None, allow_pickle: bool) -> TorchFile:
     """Read a file of torch.save.
-
-    Args:
-        path: the file.
-        factory: the name of the module's factory, if the file holds only weights.
-        allow_pickle: whether to import and run classes unknown to torch and the stand-ins.
 
     Raises:
         CheckpointError: if the file is damaged, or holds such objects; the error names them.
@@ -101,10 +90,7 @@ def _load(path: Path) -> Any:
 
 
 def _names(path: Path) -> list[str]:
-    """Return the classes and functions in a file that torch.load refuses.
-
-    The list is empty for an old format, whose names are unknown before the file is read.
-    """
+    """Return the classes and functions that torch.load refuses; empty for an old format."""
     try:
         return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
     except (ValueError, RuntimeError, pickle.UnpicklingError):

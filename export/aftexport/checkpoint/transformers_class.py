@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from aftexport.errors import CheckpointError, first_line
+from aftexport.errors import CheckpointError, UsageError, first_line
+from aftexport.options import ModelSource
 from aftexport.system.contract import IDS
-from aftexport.system.files import read_json_object
+from aftexport.system.files import read_json, read_json_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
+MODULES = "modules.json"
+"""The file by which a folder is one of sentence-transformers."""
 MODEL_TYPE = "model_type"
 """The entry by which a configuration is one of transformers."""
 MAX_LABELS = 1 << 20
@@ -27,6 +30,8 @@ _BASE_CLASS = "Model"
 _NOT_BASE_CLASSES = ("LMHeadModel", "HeadsModel", "PreTrainedModel", "ForDoubleHeadsModel")
 _ENCODERS = ("EncoderModel", "ForTokenClassification")
 """Ends of names of classes without the decoder that their configuration describes."""
+_AUTO_MAP = "auto_map"
+"""The entry of a configuration that names classes in code of its folder."""
 _AUTO_BASE = "AutoModel"
 """The entry of auto_map that names the base class in code of a folder."""
 _COUNTS_OF_LAYERS = ("layers", "n_layer", "depth")
@@ -63,18 +68,14 @@ def read_config(folder: Path) -> dict[str, Any]:
 def find_class(
     folder: Path,
     config: Mapping[str, Any],
+    source: ModelSource,
     *,
-    trust_remote_code: bool,
     for_vectors: bool = False,
 ) -> tuple[type["PreTrainedModel"], "PreTrainedConfig"]:
     """Return the class that a configuration names, and the configuration in its own type.
 
-    Args:
-        folder: the folder, for messages and for its code.
-        config: the content of config.json.
-        trust_remote_code: whether a class may come from code in the folder.
-        for_vectors: whether the base class replaces a class with a head. In code of the folder,
-            it is the class that auto_map names AutoModel.
+    ``for_vectors`` replaces a class with a head by its base class. In code of the folder, it is the
+    class that auto_map names AutoModel.
 
     Raises:
         CheckpointError: if the library lacks the class, no head serves it, or a count in the
@@ -86,10 +87,10 @@ def find_class(
     found = _library_class(name)
     own_code = _code_of(config, name)
     reference = _code_for_vectors(config) if for_vectors else own_code
-    if reference and trust_remote_code:
-        return _class_in_folder(folder, config, reference)
+    if reference and source.trust_remote_code:
+        return _class_in_folder(folder, reference, source)
     if found is None and (place := own_code or reference):
-        raise _code_error(path, name, place, trust_remote_code=trust_remote_code)
+        raise _code_error(path, name, place, is_trusted=source.trust_remote_code)
     if found is None:
         raise CheckpointError(
             path,
@@ -102,6 +103,35 @@ def find_class(
     _check_text(path, found, own)
     _check_served(path, found.__name__)
     return found, own
+
+
+def library_options(source: ModelSource) -> dict[str, bool]:
+    """Return the options by which the library downloads nothing and runs only permitted code."""
+    return {"local_files_only": True, "trust_remote_code": source.trust_remote_code}
+
+
+def refuse_unneeded_trust(path: Path, source: ModelSource) -> None:
+    """Refuse the permission to run code for a file, or for a folder without code."""
+    if source.trust_remote_code and not (path.is_dir() and _has_code(path)):
+        raise UsageError(
+            f"--trust-remote-code is only for a folder whose classes are code in it, got {path}.",
+            "Leave --trust-remote-code out.",
+        )
+
+
+def _has_code(folder: Path) -> bool:
+    """Return whether a configuration in a folder names classes in code."""
+    places = (*folder.glob("*.json"), *folder.glob("*/*.json"))
+    names = (MODULES, "config.json", "tokenizer_config.json")
+    return any(place.name in names and _names_code(read_json(place)) for place in places)
+
+
+def _names_code(content: Any) -> bool:
+    """Return whether a configuration has ``auto_map``, or modules outside the library."""
+    if isinstance(content, list):  # the modules of sentence-transformers
+        types = [str(part.get("type")) for part in content if isinstance(part, Mapping)]
+        return any(not name.startswith("sentence_transformers.") for name in types)
+    return isinstance(content, Mapping) and _AUTO_MAP in content
 
 
 def is_base_class(name: str) -> bool:
@@ -203,7 +233,7 @@ def _base_class(path: Path, found: type["PreTrainedModel"]) -> type["PreTrainedM
 
 def _code_of(config: Mapping[str, Any], name: str) -> str | None:
     """Return the place of a class in code that the folder brings; None for the library's own."""
-    places = config.get("auto_map")
+    places = config.get(_AUTO_MAP)
     if not isinstance(places, Mapping):
         return None
     own = [p for p in places.values() if isinstance(p, str) and p.rpartition(".")[2] == name]
@@ -212,16 +242,14 @@ def _code_of(config: Mapping[str, Any], name: str) -> str | None:
 
 def _code_for_vectors(config: Mapping[str, Any]) -> str | None:
     """Return the place of the base class in code that the folder brings; None without one."""
-    places = config.get("auto_map")
+    places = config.get(_AUTO_MAP)
     place = places.get(_AUTO_BASE) if isinstance(places, Mapping) else None
     return place if isinstance(place, str) else None
 
 
-def _code_error(
-    path: Path, name: str, reference: str, *, trust_remote_code: bool
-) -> CheckpointError:
+def _code_error(path: Path, name: str, reference: str, *, is_trusted: bool) -> CheckpointError:
     """Return the error for a class in code that may not run, or that has no base class."""
-    if trust_remote_code:
+    if is_trusted:
         return CheckpointError(
             path,
             f"expected {_AUTO_BASE} in auto_map, the class of the vectors, got only {name} "
@@ -239,16 +267,14 @@ def _code_error(
 
 
 def _class_in_folder(
-    folder: Path, config: Mapping[str, Any], reference: str
+    folder: Path, reference: str, source: ModelSource
 ) -> tuple[type["PreTrainedModel"], "PreTrainedConfig"]:
     from transformers import AutoConfig, PreTrainedModel
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     try:
         found = get_class_from_dynamic_module(reference, str(folder), local_files_only=True)
-        own = AutoConfig.from_pretrained(
-            str(folder), trust_remote_code=True, local_files_only=True, **_FIXED
-        )
+        own = AutoConfig.from_pretrained(str(folder), **library_options(source), **_FIXED)
     except Exception as error:  # code of the folder can raise any exception
         raise CheckpointError(
             folder,
@@ -313,13 +339,6 @@ class TransformersModel(nn.Module):
     """A model that takes token ids and a mask, and returns its logits or its last vectors.
 
     Segments (``token_type_ids``) keep the library's default, those of one text.
-
-    Args:
-        model: the model of the library.
-        output: the entry of the result that is returned.
-
-    Attributes:
-        max_length: the maximum tokens of a document; None for no limit.
     """
 
     def __init__(self, model: "PreTrainedModel", output: str) -> None:
@@ -333,12 +352,7 @@ class TransformersModel(nn.Module):
         self._output = output
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return ``[batch, labels]``, or a row for each token.
-
-        Args:
-            input_ids: int64 ``[batch, tokens]``.
-            attention_mask: int64 ``[batch, tokens]``, 1 for a token and 0 for padding.
-        """
+        """Return ``[batch, labels]``, or a row for each token, of int64 ``[batch, tokens]``."""
         result: Any = self.model(input_ids=input_ids, attention_mask=attention_mask)
         value: Tensor = result[self._output]
         return value

@@ -17,16 +17,17 @@ from torch import nn
 from torch.nn.modules import module as hooks
 
 from aftexport.checkpoint.checkpoint import Checkpoint
-from aftexport.checkpoint.names import listed
 from aftexport.checkpoint.transformers_class import (
     LOGITS,
     VECTORS,
     TransformersModel,
     find_class,
     is_base_class,
+    library_options,
 )
-from aftexport.checkpoint.weights import WeightFiles, find_weight_files, refuse_unusable
+from aftexport.checkpoint.weights import WeightFiles, find_weight_files, listed, refuse_unusable
 from aftexport.errors import CheckpointError, first_line
+from aftexport.options import ModelSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -38,34 +39,24 @@ _ADAPTER = "adapter_config.json"
 
 @dataclass(frozen=True)
 class FoundModel:
-    """The model and the tokenizer of a folder.
-
-    Attributes:
-        model: the model, in float32.
-        tokenizer: JSON of the ``tokenizers`` library; None if the folder has no such tokenizer.
-    """
+    """The model of a folder, in float32, and the JSON of its tokenizer, if it has such a form."""
 
     model: "PreTrainedModel"
     tokenizer: str | None
 
 
 def read_transformers_folder(
-    folder: Path, config: Mapping[str, Any], *, trust_remote_code: bool = False
+    folder: Path, config: Mapping[str, Any], source: ModelSource
 ) -> Checkpoint:
     """Return the model of a folder, in float32, with its labels and tokenizer.
 
     No code runs but that of the installed library, and nothing is downloaded.
 
-    Args:
-        folder: the folder.
-        config: the content of its config.json.
-        trust_remote_code: whether classes may come from code in the folder, which then runs.
-
     Raises:
         CheckpointError: if transformers is missing, or a file cannot be used.
         SafetensorError: if a weight file is not complete.
     """
-    found = read_model(folder, config, trust_remote_code=trust_remote_code)
+    found = read_model(folder, config, source)
     model, class_name = found.model, type(found.model).__name__
     has_no_head = is_base_class(class_name)
     module = TransformersModel(model, VECTORS if has_no_head else LOGITS)
@@ -83,27 +74,18 @@ def read_transformers_folder(
 def read_model(
     folder: Path,
     config: Mapping[str, Any],
+    source: ModelSource,
     *,
-    trust_remote_code: bool = False,
     for_vectors: bool = False,
 ) -> FoundModel:
-    """Return the model of a folder and its tokenizer; see ``read_transformers_folder``.
-
-    Args:
-        folder: the folder.
-        config: the content of its config.json.
-        trust_remote_code: whether classes may come from code in the folder.
-        for_vectors: whether the base class of a class with a head is read.
-    """
+    """Return the model of a folder and its tokenizer; see ``read_transformers_folder``."""
     _check_folder(folder, config)
     files = find_weight_files(folder)
     with _quiet_library():
-        found, own = find_class(
-            folder, config, trust_remote_code=trust_remote_code, for_vectors=for_vectors
-        )
+        found, own = find_class(folder, config, source, for_vectors=for_vectors)
         check_size(folder, found, own, files)
         model = _with_weights(folder, found, own)
-        tokenizer = read_tokenizer(folder, trust_remote_code=trust_remote_code)
+        tokenizer = read_tokenizer(folder, source)
     _check_padding(folder, model.eval())
     return FoundModel(model, tokenizer)
 
@@ -135,11 +117,7 @@ def _check_folder(folder: Path, config: Mapping[str, Any]) -> None:
 def _with_weights(
     folder: Path, found: "type[PreTrainedModel]", config: "PreTrainedConfig"
 ) -> "PreTrainedModel":
-    """Return the model with all its weights from the folder.
-
-    Raises:
-        CheckpointError: if weights are missing or do not fit.
-    """
+    """Return the model with all its weights from the folder."""
     try:
         model, info = found.from_pretrained(
             str(folder),
@@ -251,12 +229,6 @@ def check_size(
 ) -> None:
     """Refuse a configuration of a far larger model than the weights, before memory is taken.
 
-    Args:
-        folder: the folder, for messages.
-        found: the class of the model.
-        config: the configuration.
-        files: the weights.
-
     Raises:
         CheckpointError: if the class refuses the configuration, or the model is too large.
     """
@@ -278,11 +250,7 @@ def check_size(
 
 @contextmanager
 def _bounded(files: WeightFiles) -> Iterator[None]:
-    """Count the modules and parameters that this thread makes, and end a constructor of too many.
-
-    Raises:
-        _TooLargeError: if there are too many of them, or too many numbers in the parameters.
-    """
+    """Count the modules and parameters that this thread makes; end a constructor of too many."""
     thread, parts, size = threading.get_ident(), 0, 0
     max_parts = _PARTS_PER_WEIGHT * len(files.shapes) + _SPARE_PARTS
     max_size = _COPIES * files.count + _SPARE_NUMBERS
@@ -332,21 +300,14 @@ _SAMPLES = (
 """Texts on which the JSON must give the ids of the library."""
 
 
-def read_tokenizer(folder: Path, *, trust_remote_code: bool) -> str | None:
-    """Return the JSON of the folder's tokenizer; None, with a warning, if it has no such form.
-
-    Args:
-        folder: the folder that save_pretrained wrote.
-        trust_remote_code: whether code in the folder may define the tokenizer.
-    """
+def read_tokenizer(folder: Path, source: ModelSource) -> str | None:
+    """Return the JSON of the folder's tokenizer; None, with a warning, if it has no such form."""
     if not any((folder / name).is_file() for name in _FILES):
         return None
     from transformers import AutoTokenizer
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=trust_remote_code
-        )
+        tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), **library_options(source))
         reason = _reason_against(tokenizer)
     except Exception as error:  # files of many forms, read by several libraries
         reason = f"transformers cannot load it ({first_line(error)})"

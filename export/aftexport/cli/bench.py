@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from aftexport.cli.options import add_reference_options
+from aftexport.cli.options import add_source_options, read_source
 from aftexport.system.arguments import lengths, make_parser, positive
 
 _EPILOG = """\
@@ -51,7 +51,7 @@ def run(words: list[str]) -> int:
     add("--against", metavar="portable,torch",
         help="contenders to compare with, or none (default: portable, and torch if the model "
         "is given)")  # fmt: skip
-    add_reference_options(parser)
+    add_source_options(parser)
     add("--json", type=Path, metavar="FILE", help="also write the results to FILE in JSON")
     options = parser.parse_args(words)
 
@@ -65,10 +65,7 @@ def run(words: list[str]) -> int:
         threads=options.threads,
         rounds=options.rounds,
         against=options.against.split(",") if options.against is not None else None,
-        model=options.model,
-        factory=options.factory,
-        allow_pickle=options.allow_pickle,
-        trust_remote_code=options.trust_remote_code,
+        source=read_source(options),
         json_file=options.json,
         console=Console(emoji=False),
     )

@@ -4,13 +4,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from aftexport.cli.options import add_loading_options
+from aftexport.cli.options import add_options, read_options
+from aftexport.options import ModelSource
 from aftexport.system.arguments import make_parser
 
 _CONFIGS = ("config.json", "modules.json")
 """Files by which a folder is a model."""
-_LOADING = ("factory", "allow_pickle", "trust_remote_code")
-"""The options that load a model."""
 
 
 def run(words: list[str]) -> int:
@@ -21,19 +20,20 @@ def run(words: list[str]) -> int:
     parser.add_argument(
         "path", type=Path, metavar="BUNDLE|MODEL", help="a bundle folder, a model file or folder"
     )
-    add_loading_options(parser)
+    add_options(parser, ModelSource, without="path")
     options = parser.parse_args(words)
+    source = read_options(ModelSource, options, path=options.path)
 
     from aftexport.bundle.bundle import MANIFEST, is_bundle
     from aftexport.deploy.inspection import show_bundle, show_checkpoint
     from aftexport.errors import BundleError, UsageError
 
     if is_bundle(options.path):
-        given = [name for name in _LOADING if getattr(options, name)]
+        given = [*(["--factory"] if source.factory else []), *source.permissions]
         if given:
-            option = f"--{given[0].replace('_', '-')}"
             raise UsageError(
-                f"{option} is for a model, got the bundle {options.path}.", f"Leave {option} out."
+                f"{given[0]} is for a model, got the bundle {options.path}.",
+                f"Leave {given[0]} out.",
             )
         show_bundle(options.path, Console(emoji=False))
     elif options.path.is_dir() and not any((options.path / name).exists() for name in _CONFIGS):
@@ -44,11 +44,5 @@ def run(words: list[str]) -> int:
             "Give a bundle, a model folder or a model file.",
         )
     else:
-        show_checkpoint(
-            options.path,
-            Console(emoji=False),
-            factory=options.factory,
-            allow_pickle=options.allow_pickle,
-            trust_remote_code=options.trust_remote_code,
-        )
+        show_checkpoint(source, Console(emoji=False))
     return 0

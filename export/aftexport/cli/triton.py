@@ -1,7 +1,7 @@
 """The command ``aftexport MODEL|BUNDLE --to triton``."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -10,24 +10,36 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from aftexport.errors import ParityError
+from aftexport.options import ExportOptions
 from aftexport.system.console import escape, stage
 
 if TYPE_CHECKING:
     from aftexport.bundle.bundle import Bundle
-    from aftexport.engines.tensorrt.settings import EngineOptions
 
+TARGET = "triton"
+"""The value of ``--to``, which only the command line has."""
+_MEANINGS = {
+    "to": "; triton: a model repository of Triton instead of a bundle, from a model or a bundle",
+    "out": " or of the Triton repository (default: MODEL.triton)",
+    "force": ", or an existing model in a repository",
+}
+"""The further meanings of options of an export."""
 _OWN = ("name", "mounted")
 _OF_A_BUNDLE = {"to", "model", "out", "force", "max_batch", *_OWN}
 """The options that are allowed if the input is a bundle, which needs no export."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a Triton repository."""
+def add_options(parser: argparse.ArgumentParser, actions: Mapping[str, argparse.Action]) -> None:
+    """Add the options of a Triton repository, and the target to those of an export."""
     add = parser.add_argument_group("Triton options").add_argument
     add("--name", help="name of the model in the repository (default: the name of the file)")
     add("--mounted", metavar="DIR",
         help="path of the repository on Triton's machine, from which the kernels are loaded "
         "(default: /models)")  # fmt: skip
+    to = actions["to"]
+    to.choices = [*(to.choices or ()), TARGET]
+    for name, more in _MEANINGS.items():
+        actions[name].help = f"{actions[name].help}{more}"
 
 
 def check_absent(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -38,54 +50,49 @@ def check_absent(parser: argparse.ArgumentParser, options: argparse.Namespace) -
 
 def write(
     parser: argparse.ArgumentParser,
-    options: argparse.Namespace,
-    path: Path | None,
-    engine: "EngineOptions",
-    export: "Callable[..., Bundle]",
+    given: argparse.Namespace,
+    options: ExportOptions,
+    export: "Callable[[ExportOptions], Bundle]",
 ) -> int:
-    """Write the repository; return the exit status.
-
-    Args:
-        parser: the parser of the options.
-        options: the parsed options.
-        path: the model file or a bundle; None if there is only a factory.
-        engine: the engine options; they do not apply to a repository of a model.
-        export: the function that writes the bundle of the model.
-    """
+    """Write the repository of a bundle, or of a model by ``export``; return the exit status."""
     from aftexport.bundle.bundle import Bundle, is_bundle
     from aftexport.deploy.triton import MOUNTED, check_place, write_repository
     from aftexport.system.files import aside_folder
 
     console = Console(emoji=False)
-    model = path or Path(options.factory.rpartition(":")[2])
+    path = given.model
+    model = path or Path(given.factory.rpartition(":")[2])
     model = model if model.name else model.resolve()
-    out = options.out or model.with_suffix(".triton")
-    name, mounted = options.name or model.stem, options.mounted or MOUNTED
-    check_place(out, name, mounted, options.force)
+    out = given.out or model.with_suffix(".triton")
+    name, mounted = given.name or model.stem, given.mounted or MOUNTED
+    check_place(out, name, mounted, given.force)
     with ExitStack() as stack:
         if path is not None and is_bundle(path):
-            _refuse_export_options(parser, options)
+            _refuse_export_options(parser, given)
             with stage(console, f"Checking {path}"):
                 bundle = Bundle.open(path)
         else:
             aside = stack.enter_context(aside_folder(out)) / f"{name}.bundle"
-            bundle = _exported(export, aside, engine)
+            bundle = _exported(export, options, aside)
         folder = write_repository(
             bundle,
             out,
             name=name,
             mounted=mounted,
-            max_batch=options.max_batch,
-            force=options.force,
+            max_batch=given.max_batch,
+            force=given.force,
             console=console,
         )
     _print_start(console, bundle, folder, mounted)
     return 0
 
 
-def _exported(export: "Callable[..., Bundle]", folder: Path, engine: "EngineOptions") -> "Bundle":
+def _exported(
+    export: "Callable[[ExportOptions], Bundle]", options: ExportOptions, folder: Path
+) -> "Bundle":
+    engine = replace(options.engine, max_batch=None)  # of the repository, not of an engine
     try:
-        return export(to="onnx", out=folder, engine=replace(engine, max_batch=None))
+        return export(replace(options, to="onnx", out=folder, force=False, engine=engine))
     except ParityError as error:
         raise ParityError(
             error.problem,
@@ -95,14 +102,7 @@ def _exported(export: "Callable[..., Bundle]", folder: Path, engine: "EngineOpti
 
 
 def _print_start(console: Console, bundle: "Bundle", folder: Path, mounted: str) -> None:
-    """Print the command that starts Triton.
-
-    Args:
-        console: the console of the export.
-        bundle: the bundle of the model.
-        folder: the folder of the model in the repository.
-        mounted: path of the repository on Triton's machine.
-    """
+    """Print the command that starts Triton, on whose machine ``mounted`` is the repository."""
     import aftplugins
     from aftexport.deploy.triton import start_command
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from aftexport.cli.options import add_reference_options
+from aftexport.cli.options import add_source_options, read_source
 from aftexport.system.arguments import lengths, make_parser, positive
 from aftexport.system.console import escape, stage
 
@@ -48,10 +48,7 @@ def run(words: list[str]) -> int:
         bundle = Bundle.open(options.bundle)
     request = Request(
         against=options.against,
-        model=options.model,
-        factory=options.factory,
-        allow_pickle=options.allow_pickle,
-        trust_remote_code=options.trust_remote_code,
+        source=read_source(options),
         data=options.data,
         lengths=options.lengths,
         search=options.search,
@@ -73,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("bundle", type=Path, metavar="BUNDLE", help="a bundle folder written by aftexport")
-    add_reference_options(parser)
+    add_source_options(parser)
     add("--against", choices=["torch", "golden"],
         help="reference: torch runs PyTorch, golden uses its stored outputs (default: torch with "
         "--model, else golden)")  # fmt: skip

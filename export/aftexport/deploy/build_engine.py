@@ -25,8 +25,9 @@ from aftexport.engines.tensorrt.engine_file import (
     engine_cache,
 )
 from aftexport.engines.tensorrt.runtimes import EXTRAS, TITLES, load
-from aftexport.engines.tensorrt.settings import BuildSettings, EngineOptions, build_settings
+from aftexport.engines.tensorrt.settings import BuildSettings, build_settings
 from aftexport.errors import EngineError, ParityError, UsageError
+from aftexport.options import EngineOptions, ExportOptions
 from aftexport.parity import Comparison, worst
 from aftexport.parity.run_cases import verify_engine
 from aftexport.system.console import escape, plain_table
@@ -243,20 +244,19 @@ _BFLOAT16 = (
 )
 
 
-def check_options(
-    to: str, options: EngineOptions, *, precision: str, timing_cache: Path | None
-) -> None:
+def check_options(options: ExportOptions) -> None:
     """Check the options of an engine before the model is read."""
+    to = options.to
     if to == "onnx":
-        if timing_cache is not None or replace(options, max_length=None) != EngineOptions():
+        if options.timing_cache is not None or options.engine != EngineOptions():
             raise UsageError(
                 "Engine options need --to trt or --to trt-rtx, got --to onnx.",
                 "Choose one of these targets, or leave the option out.",
             )
         return
-    build_settings(to, options, precision=precision, max_tokens=None)
+    build_settings(to, options.engine, precision=options.precision, max_tokens=options.max_length)
     if to == "trt-rtx":
-        if timing_cache is not None:
+        if options.timing_cache is not None:
             raise UsageError(
                 "--timing-cache needs --to trt, got --to trt-rtx, which does not time kernels.",
                 "Leave --timing-cache out.",

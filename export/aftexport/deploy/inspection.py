@@ -15,6 +15,7 @@ from aftexport.engines.onnxruntime import operator_paths
 from aftexport.engines.peak_memory import predict_memory
 from aftexport.engines.product_methods import method_table, product_methods
 from aftexport.errors import BundleError, EngineError
+from aftexport.options import ModelSource
 from aftexport.parity.calibration import error_table, threshold_sentence
 from aftexport.system.console import escape, operator_table, plain_table, size_table
 from aftexport.system.contract import MAX_TOKENS
@@ -81,28 +82,23 @@ def _memory(bundle: Bundle) -> str:
     return f"{sizes}; {memory.longest(MEMORY_BUDGET, most):,} tokens fit {MEMORY_BUDGET >> 20} MiB"
 
 
-def show_checkpoint(
-    path: Path,  # any of the seven kinds that `aftexport.load` reads
-    console: Console,
-    *,
-    factory: str | None = None,
-    allow_pickle: bool = False,
-    trust_remote_code: bool = False,
-) -> None:
-    """Print the kind of a model file and the number of its weights."""
+def show_checkpoint(source: ModelSource, console: Console) -> None:
+    """Print the kind of a model file and the number of its weights.
+
+    Raises:
+        CheckpointError: if the file cannot be read.
+    """
     from aftexport.checkpoint import load
     from aftexport.nn import ClassifierConfig
 
-    checkpoint = load(
-        path, factory=factory, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
-    )
+    checkpoint = load(source)
     if checkpoint.program is not None:
         weights = dict(checkpoint.program.state_dict)
     else:
         assert checkpoint.module is not None
         weights = dict(checkpoint.module.state_dict())
     config = getattr(checkpoint.module, "config", None)
-    rows: dict[str, object] = {"model": path, "kind": checkpoint.kind}
+    rows: dict[str, object] = {"model": source.path, "kind": checkpoint.kind}
     if isinstance(config, ClassifierConfig):
         rows |= config.to_dict()
     rows |= {

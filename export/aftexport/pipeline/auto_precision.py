@@ -28,13 +28,7 @@ CHEAPEST_FIRST = ("int8", "bf16", "fp32")
 
 @dataclass(frozen=True)
 class Advice:
-    """The precision of each node, and the error of the model with all of them.
-
-    Attributes:
-        nodes: the choices in the order of the graph.
-        tolerance: the tolerance of the model.
-        error: the largest error of the model over its cases.
-    """
+    """The precision of each node in the graph's order, and the model's error with all of them."""
 
     nodes: tuple[NodePrecision, ...]
     tolerance: float
@@ -56,14 +50,6 @@ def advise(
     heads: Mapping[str, Head] | None = None,
 ) -> Advice:
     """Choose the precision of every encoder node, and set it.
-
-    Args:
-        model: model in fp32; the ``precision`` of its nodes is changed in place.
-        cases: cases with the outputs of PyTorch.
-        tolerance: maximum ``Comparison.largest_error`` of the model's own cases.
-        advance: callback after each measurement; ``measurements`` returns their maximum number.
-        heads: the head of each output, whose scores or values are measured too; None for outputs
-            only.
 
     Raises:
         UsageError: if the fused kernels are not installed; only they round.
@@ -118,11 +104,7 @@ class _Measurement:
 
 
 class _Choice:
-    """The precision of one node, which can only become wider.
-
-    Attributes:
-        errors: the error of the model in each precision of this node, the others in fp32.
-    """
+    """The precision of one node, which can only become wider, and the model's error in each."""
 
     def __init__(self, node: onnx.NodeProto, errors: dict[str, float], tolerance: float) -> None:
         self._node = node
@@ -179,14 +161,7 @@ def _errors_of(
     wide: Sequence[Array],
     advance: Callable[[], None],
 ) -> dict[str, float]:
-    """Return the error of the model in each precision of ``node``, which ends in fp32.
-
-    Args:
-        node: the node whose precision is changed.
-        measure: the measurement of the model, whose other nodes are in fp32.
-        whole, wide: the error and the outputs of the model in fp32.
-        advance: callback after each measurement.
-    """
+    """Return the error of the model in each precision of ``node``, which ends in fp32."""
     errors = {"fp32": whole}
     for precision in CHEAPEST_FIRST[:-1]:
         _set(node, precision)

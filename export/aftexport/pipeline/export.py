@@ -1,32 +1,56 @@
-"""The export of a model file to a verified bundle."""
+"""The export of a model file to a verified bundle: the steps, and the content of the folder."""
 
+import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import onnx
 from rich.console import Console
 from rich.progress import Progress
 
-from aftexport.bundle.bundle import PARITY, PARITY_PAGE, Bundle, write_manifest
+from aftexport._version import __version__
+from aftexport.bundle.bundle import (
+    CHUNKED,
+    PARITY,
+    PARITY_PAGE,
+    TOKENIZER,
+    Bundle,
+    write_golden,
+    write_manifest,
+)
 from aftexport.bundle.features import Features
 from aftexport.bundle.golden import Case
-from aftexport.bundle.manifest import Manifest
+from aftexport.bundle.manifest import ONNX_FILE, Manifest
 from aftexport.bundle.output_path import check_output_path
+from aftexport.chunked.archive import write_chunked
+from aftexport.chunked.token_flow import NotChunkable
 from aftexport.deploy.build_engine import build_into
 from aftexport.engines import onnxruntime as ort
 from aftexport.engines.product_methods import forced_methods, usable_methods
-from aftexport.engines.tensorrt.settings import BuildSettings, EngineOptions, build_settings
-from aftexport.extra_inputs import parse_inputs
+from aftexport.engines.tensorrt.settings import BuildSettings, build_settings
 from aftexport.heads import Head
+from aftexport.lowering.evidence import Explainable
+from aftexport.lowering.position_bias import position_biases
+from aftexport.operators.domain import VERSION as OPERATOR_VERSION
+from aftexport.operators.domain import operators_in
+from aftexport.options import ExportOptions, ModelSource, StrPath, as_source, with_options
 from aftexport.parity import TOLERANCES, Comparison, worst
 from aftexport.parity.page import write_page
 from aftexport.parity.run_cases import verify
 from aftexport.parity.stock_session import verify_stock
 from aftexport.pipeline.auto_precision import Advice, advise, measurements
-from aftexport.pipeline.draft import make_manifest, write_draft
 from aftexport.pipeline.head_choice import HeadOptions, check_outputs, check_rows, choose_heads
-from aftexport.pipeline.options import ExportOptions, check_precision, find_places, tokenizer_text
+from aftexport.pipeline.onnx_trace import trace_onnx
+from aftexport.pipeline.request import (
+    Request,
+    check_precision,
+    checked_request,
+    tokenizer_text,
+)
 from aftexport.pipeline.results import (
     engine_record,
     export_notes,
@@ -35,151 +59,75 @@ from aftexport.pipeline.results import (
     parity_report,
     print_summary,
 )
-from aftexport.pipeline.source import OnnxSource, read_source, trace_source
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import MAX_FLOAT16, beyond_error
 from aftexport.recognition.result import show_recognition
 from aftexport.system.console import escape, stage
-from aftexport.system.files import aside_folder, move_into_place, write_json
+from aftexport.system.contract import DEFAULT_OPSET
+from aftexport.system.files import aside_folder, move_into_place, sha256, write_json
+from aftexport.system.onnx_files import write_model
 from aftexport.system.process import give_back
 
-if TYPE_CHECKING:  # a bundle of an ONNX file needs no torch
+if TYPE_CHECKING:
     from aftexport.checkpoint import Checkpoint
 
 
 def export(
-    path: str | Path | None = None,
+    path: StrPath | ModelSource | None = None,
+    options: ExportOptions | None = None,
     *,
-    to: str = "onnx",
-    out: str | Path | None = None,
-    precision: str = "fp32",
-    tolerance: float | None = None,
-    max_length: int | None = None,
-    vocab_size: int | None = None,
-    features: int | None = None,
-    feature_file: str | Path | None = None,
-    inputs: Mapping[str, str] | None = None,
-    engine: EngineOptions | None = None,
-    timing_cache: Path | None = None,
-    opset: int | None = None,
-    check_parity: bool = True,
-    batching: bool = True,
-    force: bool = False,
-    factory: str | None = None,
-    allow_pickle: bool = False,
-    trust_remote_code: bool = False,
-    task: str | Mapping[str, str] | None = None,
-    labels: Sequence[str] | None = None,
-    heads: str | Path | None = None,
-    tokenizer: str | Path | None = None,
     console: Console | None = None,
+    **changes: Any,
 ) -> Bundle:
-    """Export a model file to a bundle and compare it with PyTorch.
+    """Export a model to a bundle and compare it with PyTorch.
 
     Args:
-        path: any of the seven kinds that ``aftexport.load`` reads, or an ONNX file; None for the
-            module that the factory returns.
-        to: ``onnx``; or ``trt`` or ``trt-rtx``, which add a TensorRT engine to the ONNX model.
-        out: the bundle's folder; ``<path without suffix>.bundle`` by default.
-        precision: fp32; fp16, 16-bit weights and activations; bf16 or int8, only the products
-            inside the kernels of the encoder. Sums are float32 or wider. For an engine, bf16
-            applies to weights and activations, and int8 is not supported. AFT-full's exponentials
-            use 16 bits if ``position_bias.safe_precision`` allows it. auto: for each node of
-            the encoder the cheapest of int8, bf16 and fp32 within ``tolerance``.
-        tolerance: maximum error of the model, with auto; that of fp32 by default.
-        max_length: maximum tokens of a document.
-        vocab_size: number of token ids; by default the rows of the model's embedding.
-        features: number of features of each token, for a model that takes features instead of
-            token ids; by default the ``num_features`` of the module or of its config.
-        feature_file: path of a JSON file with the names, the means and the scales of the features;
-            see ``bundle.features.Features``.
-        inputs: the kind of each further parameter of the forward that is an input, by its name:
-            number, vector:K, category, categories:K or token_category; see
-            ``extra_inputs.parse_inputs``.
-        engine: further options of an engine.
-        timing_cache: file of TensorRT's kernel timings, which is read if it exists and written
-            back.
-        opset: opset of the standard operators of a PyTorch model, 20 by default.
-        check_parity: whether the bundle is compared with PyTorch and must be within tolerance.
-        batching: whether documents may share a run. The export fails if documents of one run
-            change each other's scores. False runs each document separately.
-        force: whether an existing bundle at ``out`` is replaced.
-        factory: ``package.module:callable`` for a bare state dict.
-        allow_pickle: whether a pickled module is loaded, which runs code from the file.
-        trust_remote_code: whether the class of a transformers folder may come from code in the
-            folder, which then runs.
-        task: the task of the only output, or of each output by name, one of ``heads.HEADS``; by
-            default that of the file, or single_label_classification for two or more logits of a
-            document.
-        labels: names of the classes or values of the only output; by default those of the file.
-        heads: path of a JSON file with the head of each output, instead of ``task`` and
-            ``labels``; see ``heads.head_file``.
-        tokenizer: path of a tokenizer.json, or the word ``bytes`` for a model whose ids are the
-            bytes of the text in UTF-8; by default the tokenizer of the file.
+        path: any of the seven kinds of model file that ``aftexport.load`` reads, an ONNX file, or a
+            whole source; None for the module of a factory.
+        options: the options; all defaults by default.
         console: console for the progress; standard output by default.
+        changes: fields of ``ExportOptions`` and ``ModelSource`` by name, such as
+            ``precision="int8"`` or ``factory="package.module:callable"``.
 
     Raises:
         AftexportError: if the export fails. CheckpointError, UsageError, TraceError and
             EngineError write nothing. ParityError keeps the bundle at ``<out>.failed``; with
             auto, it writes nothing if fp32 is outside ``tolerance`` too.
+        TypeError: if there is no option of a name.
     """
-    source, folder = find_places(path, out, factory)
-    options = ExportOptions(
-        source=source,
-        is_from_factory=path is None,
-        out=folder,
-        to=to,
-        precision=precision,
-        tolerance=tolerance,
-        max_length=max_length,
-        vocab_size=vocab_size,
-        features=features,
-        feature_file=None if feature_file is None else Path(feature_file),
-        inputs=parse_inputs(inputs or {}),
-        engine=engine or EngineOptions(),
-        timing_cache=timing_cache,
-        opset=opset,
-        check_parity=check_parity,
-        batching=batching,
-        force=force,
-        factory=factory,
-        allow_pickle=allow_pickle,
-        trust_remote_code=trust_remote_code,
-        task=task,
-        labels=labels,
-        heads=None if heads is None else Path(heads),
-        tokenizer=tokenizer,
+    source, options = with_options(
+        "export", changes, as_source(path), ExportOptions() if options is None else options
     )
-    return _Export(options.checked(), console or Console(emoji=False)).run()
+    return _Export(checked_request(source, options), console or Console(emoji=False)).run()
 
 
 class _Export:
     """An export, with a method for each step in the order of ``run``."""
 
-    def __init__(self, options: ExportOptions, console: Console) -> None:
-        self._options = options
+    def __init__(self, request: Request, console: Console) -> None:
+        self._request = request
+        self._options = request.options
         self._console = console
 
     def run(self) -> Bundle:
-        described = self._options.described_features()
-        checkpoint = read_source(self._options, self._console)
+        checkpoint = read_source(self._request, self._console)
         tokenizer = tokenizer_text(checkpoint.tokenizer, self._options.tokenizer)
-        self._check_first(checkpoint, tokenizer, described)
-        traced = trace_source(checkpoint, self._options, described, tokenizer, self._console)
+        self._check_first(checkpoint, tokenizer)
+        traced = trace_source(checkpoint, self._request, tokenizer, self._console)
         heads = self._heads(checkpoint, traced)
-        check_precision(traced.model, self._options)
+        check_precision(traced.model, self._request)
         advice = self._advice(traced, heads)
         settings = self._engine_settings(traced)
         notes = self._print_notes(traced)
         if traced.beyond is not None:
             raise beyond_error(traced.beyond, traced.model, tokenizer, is_of_onnx=traced.is_of_onnx)
-        features = described
+        features = self._request.described
         if features is None and (count := traced.spec.num_features) is not None:
             features = Features.of_count(count)
-        with aside_folder(self._options.out) as folder:
+        with aside_folder(self._request.out) as folder:
             with stage(self._console, "Writing the bundle"):
                 manifest = make_manifest(
-                    checkpoint, traced, heads, self._options, advice, features=features
+                    checkpoint, traced, heads, self._request, advice, features=features
                 )
                 chunks = self._options.to == "onnx"
                 draft = write_draft(folder, manifest, traced, tokenizer, chunks=chunks)
@@ -214,24 +162,13 @@ class _Export:
             advance = partial(bar.advance, task)
             return advise(traced.model, traced.cases, bound, advance, heads=heads)
 
-    def _check_first(
-        self,
-        checkpoint: "Checkpoint | OnnxSource",
-        tokenizer: str | None,
-        described: Features | None,
-    ) -> None:
+    def _check_first(self, checkpoint: "Checkpoint | OnnxSource", tokenizer: str | None) -> None:
         """Check the tokenizer and the heads on two runs in PyTorch, before the long capture."""
         if isinstance(checkpoint, OnnxSource):
             return
         from aftexport.pipeline.trace import first_outputs  # imports torch
 
-        options = self._options
-        outputs = first_outputs(
-            checkpoint,
-            tokenizer,
-            num_features=options.features if described is None else described.count,
-            extras=options.inputs,
-        )
+        outputs = first_outputs(checkpoint, self._request, tokenizer)
         if outputs is not None:
             choose_heads(outputs, self._declared_heads(checkpoint))
 
@@ -240,7 +177,7 @@ class _Export:
         return HeadOptions(
             task=options.task,
             labels=options.labels,
-            head_file=options.heads,
+            head_file=None if options.heads is None else Path(options.heads),
             own_task=checkpoint.task,
             own_labels=checkpoint.labels,
             own_heads=checkpoint.heads,
@@ -305,25 +242,178 @@ class _Export:
         return build_into(
             draft,
             settings,
-            timing_cache=self._options.timing_cache,
+            timing_cache=None if (file := self._options.timing_cache) is None else Path(file),
             parity=self._options.check_parity,
             console=self._console,
         )
 
     def _publish(self, folder: Path, *, passed: bool) -> None:
-        options = self._options
-        out = options.out if passed else options.failed_out
+        request, force = self._request, self._options.force or not passed
+        out = request.out if passed else request.failed_out
         # Another bundle may have been written meanwhile.
-        check_output_path(out, options.source_file, options.force or not passed)
+        check_output_path(out, request.source.file, force)
         move_into_place(folder, out)
 
     def _finish(
         self, paths: dict[str, str], results: Sequence[Comparison], *, passed: bool
     ) -> Bundle:
         """Print the summary; return the bundle, or raise ParityError."""
-        options = self._options
-        bundle = Bundle.open(options.out if passed else options.failed_out)
+        request = self._request
+        bundle = Bundle.open(request.out if passed else request.failed_out)
         print_summary(self._console, bundle, paths, results)
         if not passed:
-            raise parity_error(worst(results), bundle, options.precision)
+            raise parity_error(worst(results), bundle, self._options.precision)
         return bundle
+
+
+@dataclass(frozen=True)
+class OnnxSource:
+    """An ONNX file, which declares neither a task nor labels; see ``Checkpoint``."""
+
+    path: Path
+    kind: str = ONNX_FILE
+    module: None = None
+    labels: tuple[str, ...] | None = None
+    tokenizer: str | None = None
+    task: str | None = None
+    heads: Mapping[str, Head] | None = None
+
+
+def read_source(request: Request, console: Console) -> "Checkpoint | OnnxSource":
+    """Return the model of a request.
+
+    Raises:
+        CheckpointError: if the file cannot be used.
+    """
+    if request.source.is_onnx:
+        return OnnxSource(request.source.name)
+    with stage(console, f"Reading {request.source.name}"):
+        from aftexport.checkpoint import load  # imports torch
+
+        return load(request.source)
+
+
+def trace_source(
+    source: "Checkpoint | OnnxSource",
+    request: Request,
+    tokenizer: str | None,
+    console: Console,
+) -> TracedModel:
+    """Return the traced model of a source.
+
+    Raises:
+        TraceError: if the model cannot be traced.
+        UsageError: if an option does not suit the model.
+    """
+    if isinstance(source, OnnxSource):
+        with stage(console, f"Examining {request.source.name}") as progress:
+            traced = trace_onnx(request, tokenizer, progress)
+            give_back()
+        return traced
+    with stage(console, "Tracing to ONNX") as progress:
+        from aftexport.pipeline.trace import trace  # imports torch
+
+        traced = trace(source, request, tokenizer, progress)
+        give_back()  # release the memory of intermediate graphs
+    return traced
+
+
+def write_draft(
+    folder: Path, manifest: Manifest, traced: TracedModel, tokenizer: str | None, *, chunks: bool
+) -> Bundle:
+    """Write all but the manifest into an empty folder; ``chunks`` also tries the chunked graphs."""
+    if chunks:
+        manifest = _write_chunks(folder / CHUNKED, traced, manifest)
+    write_model(folder, traced.model)
+    write_golden(folder, list(traced.cases))
+    if tokenizer is not None:
+        (folder / TOKENIZER).write_text(tokenizer, "utf-8")
+    return Bundle(folder, manifest, {}, "")
+
+
+def make_manifest(
+    checkpoint: "Checkpoint | OnnxSource",
+    traced: TracedModel,
+    heads: Mapping[str, Head],
+    request: Request,
+    advice: Advice | None,
+    *,
+    features: Features | None,
+) -> Manifest:
+    """Return the manifest of a model in ONNX, without engine and chunks."""
+    manifest = Manifest.model_validate(
+        {
+            "source": _source(checkpoint, request.source.file),
+            "config": _config(checkpoint),
+            "inputs": traced.spec.names,
+            "vocab_size": traced.spec.vocab_size,
+            "features": features,
+            "max_tokens": traced.spec.max_tokens,
+            "extra_inputs": traced.spec.extras,
+            "batching": request.options.batching,
+            "heads": heads,
+            "precision": traced.precision,
+            "reference": traced.reference,
+            "opset": request.options.opset or DEFAULT_OPSET,
+            "operators": operators_in(traced.model),
+            "position_biases": position_biases(traced.model),
+            "operator_version": OPERATOR_VERSION,
+            "hardware": "any",
+            **_evidence(traced.evidence),
+            "versions": _versions(with_torch=not traced.is_of_onnx),
+        }
+    )
+    if advice is None:
+        return manifest
+    changes = {
+        "precision": advice.coarsest,
+        "tolerance": advice.tolerance,
+        "node_precisions": advice.nodes,
+    }
+    return manifest.model_copy(update=changes)
+
+
+def _source(checkpoint: "Checkpoint | OnnxSource", path: Path | None) -> dict[str, str | None]:
+    digest = sha256(path) if path is not None and path.is_file() else None
+    return {"kind": checkpoint.kind, "sha256": digest}
+
+
+def _config(checkpoint: "Checkpoint | OnnxSource") -> dict[str, Any] | None:
+    if checkpoint.module is None:
+        return None
+    from aftexport.nn import DocumentClassifier, MultiHeadClassifier  # imports torch
+
+    if isinstance(checkpoint.module, DocumentClassifier | MultiHeadClassifier):
+        return checkpoint.module.config.to_dict()
+    return None
+
+
+def _evidence(evidence: Explainable | str) -> dict[str, Any]:
+    if isinstance(evidence, str):
+        return {"no_evidence": evidence}
+    return {"evidence_heads": evidence.offsets, "refused_evidence": evidence.refused}
+
+
+def _versions(*, with_torch: bool) -> dict[str, str]:
+    return {
+        "aftexport": __version__,
+        "onnx": onnx.__version__,
+        "onnxruntime": ort.VERSION,
+        "python": platform.python_version(),
+        **({"onnxscript": version("onnxscript"), "torch": version("torch")} if with_torch else {}),
+    }
+
+
+def _write_chunks(path: Path, traced: TracedModel, manifest: Manifest) -> Manifest:
+    try:
+        plan = write_chunked(
+            path,
+            traced.lowered,
+            precision=traced.precision,
+            explained=tuple(manifest.evidence_heads or ()),
+        )
+        give_back()  # release the memory of the chunked graphs
+    except NotChunkable as reason:
+        path.unlink(missing_ok=True)
+        return manifest.model_copy(update={"whole_only": str(reason)})
+    return manifest.model_copy(update={"chunked": plan})

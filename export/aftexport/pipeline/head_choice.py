@@ -18,16 +18,7 @@ _PROBABILITIES = ("Sigmoid", "HardSigmoid", "Softmax")
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """The declaration of heads by the user or the model file.
-
-    Attributes:
-        task: the task of the only output, or the task of each output by its name; None for no
-            option.
-        labels: the names of the only output; None for no option.
-        head_file: the file of ``--heads``; None without one.
-        own_task, own_labels: the declaration of the checkpoint for its only output.
-        own_heads: the heads of all outputs, from the checkpoint.
-    """
+    """The declaration of heads by the user's options, and by the model file (``own_*``)."""
 
     task: str | Mapping[str, str] | None = None
     labels: Sequence[str] | None = None
@@ -82,11 +73,7 @@ class HeadOptions:
 
 
 def choose_heads(outputs: Mapping[str, Array], options: HeadOptions) -> dict[str, Head]:
-    """Return the head of each output, in the order of the outputs.
-
-    Args:
-        outputs: the outputs of one case by name, ``[batch, width]`` or ``[batch, tokens, width]``.
-        options: the declaration of the heads.
+    """Return the head of each output ``[batch, width]`` or ``[batch, tokens, width]``, in order.
 
     Raises:
         TraceError: if an output has another rank.
@@ -120,9 +107,6 @@ def choose_heads(outputs: Mapping[str, Array], options: HeadOptions) -> dict[str
 
 def check_rows(cases: Sequence[Case]) -> None:
     """Check that outputs have a row for each document, or one for each of its tokens.
-
-    Args:
-        cases: the cases of the model, of several lengths and batches.
 
     Raises:
         TraceError: if an output has other rows, such as one for each token and one more.
@@ -227,9 +211,6 @@ _EXAMPLE = (
 
 def read_heads(path: Path) -> Mapping[str, Head]:
     """Read a JSON file of heads, as ``manifest.json`` has them.
-
-    Args:
-        path: a file with an object that has each head by the name of its output.
 
     Raises:
         UsageError: if it cannot be read, or a head is not valid; the error names the field.

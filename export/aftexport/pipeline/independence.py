@@ -25,13 +25,9 @@ _PADDED_TOKENS = 65
 
 @dataclass(frozen=True)
 class Breach:
-    """A document whose scores differ between a batch of one and a larger batch.
+    """A document, row ``row`` of a batch, whose scores differ between it and a batch of one.
 
-    Attributes:
-        inputs: the batch, ids or features, ``lengths`` ``[batch]`` and extra inputs.
-        row: the document's row in the batch.
-        error: the largest difference, relative to the largest score if that is above 1.
-        extras: the extra inputs of the model.
+    The error is relative to the largest score if that is above 1.
     """
 
     inputs: dict[str, Array]
@@ -59,12 +55,8 @@ def find_breach(
 ) -> Breach | None:
     """Return the first document whose scores depend on its batch; None if all are independent.
 
-    Args:
-        reference: the PyTorch model, or the ONNX file.
-        spec: the model's inputs.
-        order: the ids from the smallest row of the embedding table to the largest, which are
-            among the neighbors; None takes the first and the last token.
-        bound: the largest difference that counts as equal.
+    Its neighbors have the ids at both ends of ``order``, from the smallest row of the embedding
+    table to the largest; without it, the first and the last id.
     """
     for inputs in _batches(spec, order):
         together = reference.run(_chosen(inputs, spec))

@@ -25,9 +25,6 @@ _WRAP = "Export the model again with these inputs only."
 def use_plain_inputs(model: ir.Model) -> tuple[str, ...]:
     """Change the inputs of a model to ids or features and, if it has a use for them, lengths.
 
-    Returns:
-        The names of its inputs.
-
     Raises:
         TraceError: if it needs other inputs, or an axis of batch or tokens is fixed.
     """
@@ -201,11 +198,7 @@ _SAME_NUMBERS = ("Squeeze", "Reshape", "Flatten", "Gather")
 
 
 def use_plain_outputs(model: ir.Model) -> dict[str, str]:
-    """Keep the outputs of numbers, under names that a bundle can have.
-
-    Returns:
-        Each changed output with its new name; empty for one that is left out, because it holds no
-        floating-point numbers.
+    """Keep the outputs of numbers; return each changed output with its new name, empty if left out.
 
     Raises:
         TraceError: if no such output is left, or one has another type than float32 and float16.
@@ -239,12 +232,7 @@ def use_plain_outputs(model: ir.Model) -> dict[str, str]:
 
 
 def add_width(model: ir.Model, names: Collection[str]) -> None:
-    """Give outputs with one number for each document or token an axis of width 1, in place.
-
-    Args:
-        model: the model.
-        names: the outputs ``[batch]`` or ``[batch, tokens]``.
-    """
+    """Give outputs ``[batch]`` or ``[batch, tokens]`` an axis of width 1, in place."""
     graph = model.graph
     taken = value_names(graph)
     for place, value in enumerate(graph.outputs):

@@ -1,25 +1,28 @@
 """A plain ONNX file as a traced model, whose reference is the file itself."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx import TensorProto
 
 from aftexport.bundle.golden import Array, Case
 from aftexport.capture.model_inputs import InputSpec
+from aftexport.engines import Stop, Tensors
+from aftexport.engines.cast_graph import add_float64_operators, widen, widened_bytes
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.engines.onnxruntime.sessions import is_out_of_memory, reason
-from aftexport.errors import EngineError, TraceError, UsageError
+from aftexport.errors import EngineError, TraceError, UsageError, first_line
 from aftexport.lowering.evidence import explained_model
 from aftexport.lowering.file_format import lower_format
 from aftexport.lowering.finish import finish
 from aftexport.lowering.float32_sums import accumulate_in_float32
 from aftexport.lowering.graph_values import rename_inner_values
+from aftexport.options import ExportOptions
 from aftexport.parity import TOLERANCES
-from aftexport.pipeline.case_inputs import case_inputs
 from aftexport.pipeline.independence import DOUBLE_BOUND, find_breach
 from aftexport.pipeline.onnx_interface import (
     add_width,
@@ -27,27 +30,80 @@ from aftexport.pipeline.onnx_interface import (
     use_plain_inputs,
     use_plain_outputs,
 )
-from aftexport.pipeline.onnx_reference import OnnxReference
-from aftexport.pipeline.options import ExportOptions, check_ids
-from aftexport.pipeline.traced_model import TracedModel
+from aftexport.pipeline.request import Request, check_ids
+from aftexport.pipeline.traced_model import TracedModel, case_inputs
 from aftexport.pipeline.value_ranges import bounded_spec, find_unusual, repeated_inputs
 from aftexport.recognition.onnx_file import add_translation, read_onnx, replace_foreign_nodes
 from aftexport.recognition.recognizer import recognize
 from aftexport.recognition.standard_recurrence.expansion import infer_shapes, runnable_form
 from aftexport.system.contract import FEATURES, IDS, LENGTHS, MAX_TOKENS
+from aftexport.system.onnx_files import MAX_MODEL_BYTES
+
+_NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16)
+
+
+class OnnxReference:
+    """A model in ONNX Runtime's standard operators, in float64 if it has them all.
+
+    A short run of ``sample`` decides on ``precision``; ``reason`` is that against float64.
+
+    Raises:
+        EngineError: if the model cannot run in its own types either.
+    """
+
+    name = "onnxruntime"
+    takes_choice = False
+
+    def __init__(self, model: onnx.ModelProto, sample: Tensors) -> None:
+        self.precision, self.reason = "float64", ""
+        self._is_wide = True
+        try:
+            self._engine = OnnxRuntimeEngine(_widened(model), fused=False)
+            self.run(sample)
+        except EngineError as error:
+            self.precision, self.reason = "float32", first_line(error).rstrip(".")
+            self._is_wide = False
+            self._engine = OnnxRuntimeEngine(model.SerializeToString(), fused=False)
+            self.run(sample)
+
+    def run(
+        self,
+        inputs: Tensors,
+        stop: Stop | None = None,
+        outputs: Collection[str] | None = None,
+    ) -> dict[str, NDArray[np.generic]]:
+        """Run the model once; see ``Engine.run``."""
+        given = {
+            name: array.astype(np.float64) if self._is_wide and array.dtype.kind == "f" else array
+            for name, array in inputs.items()
+        }
+        return self._engine.run(given, stop, outputs)
+
+    def release(self) -> None:
+        """Do nothing: the model lives only during an export."""
+
+
+def _widened(model: onnx.ModelProto) -> bytes:
+    """Return the model in float64."""
+    size = widened_bytes(model, _NARROW, TensorProto.DOUBLE)
+    if size > MAX_MODEL_BYTES:
+        raise EngineError(
+            f"Expected a model of at most 2 GiB in float64, got {size / 2**30:.1f} GiB.",
+            "Compare it in float32.",
+        )
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    widen(wide, _NARROW, TensorProto.DOUBLE)
+    add_float64_operators(wide)
+    return bytes(wide.SerializeToString())
 
 
 def trace_onnx(
-    options: ExportOptions,
+    request: Request,
     tokenizer: str | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> TracedModel:
     """Read an ONNX file, and run it on the cases.
-
-    Args:
-        options: the options of the export, whose source is the file.
-        tokenizer: the text of a tokenizer.json; None without one.
-        progress: see ``recognize``.
 
     Raises:
         UsageError: if the file is not such a model, or an option does not suit it.
@@ -55,8 +111,9 @@ def trace_onnx(
             documents of a run.
         EngineError: if ONNX Runtime cannot run it.
     """
-    _check_options(options)
-    _, graph = read_onnx(options.source)
+    options, path = request.options, request.source.name
+    _check_options(request)
+    _, graph = read_onnx(path)
     precision = _precision(graph.graph, options.precision)
     _forget_shapes(graph.graph)
     names = use_plain_inputs(graph)
@@ -64,13 +121,13 @@ def trace_onnx(
     renamed = use_plain_outputs(graph)
     rename_inner_values(graph.graph)
     file = runnable_form(graph)
-    spec, table = _spec(ir.from_proto(file), file, names, options)
+    spec, table = _spec(ir.from_proto(file), file, names, request)
     check_ids(spec, tokenizer)
     if narrow := _single_numbers(graph, file, spec):
         add_width(graph, narrow)
         file = runnable_form(graph)
     reference = OnnxReference(file, _document(spec, 2))
-    translation, _ = replace_foreign_nodes(graph, options.source, file)
+    translation, _ = replace_foreign_nodes(graph, path, file)
     graph = _with_shapes(ir.to_proto(graph), reference.run(_document(spec, 2)))
     own = ir.to_proto(graph)
     recognition = recognize(graph, progress)
@@ -104,18 +161,18 @@ def trace_onnx(
     )
 
 
-def _check_options(options: ExportOptions) -> None:
+def _check_options(request: Request) -> None:
     """Refuse options that only apply to PyTorch models."""
+    source, options = request.source, request.options
     unused = {
-        f"--factory {options.factory}": options.factory is not None,
-        "--allow-pickle": options.allow_pickle,
-        "--trust-remote-code": options.trust_remote_code,
+        f"--factory {source.factory}": source.factory is not None,
+        **dict.fromkeys(source.permissions, True),
         f"--opset {options.opset}": options.opset is not None,
-        **{f"--input {extra.name}": True for extra in options.inputs},
+        **{f"--input {extra.name}": True for extra in request.extras},
     }
     if given := [option for option, is_given in unused.items() if is_given]:
         raise UsageError(
-            f"Expected a PyTorch model with {given[0]}, got the ONNX file {options.source}.",
+            f"Expected a PyTorch model with {given[0]}, got the ONNX file {source.name}.",
             f"Leave {given[0]} out.",
         )
     if options.precision == "fp16" or (options.to != "onnx" and options.precision != "fp32"):
@@ -184,14 +241,14 @@ def _forget_shapes(graph: ir.Graph) -> None:
 
 
 def _spec(
-    graph: ir.Model, model: onnx.ModelProto, names: tuple[str, ...], options: ExportOptions
+    graph: ir.Model, model: onnx.ModelProto, names: tuple[str, ...], request: Request
 ) -> tuple[InputSpec, NDArray[np.float32] | None]:
     """Return the inputs with their limits, and the table of the ids."""
-    main = graph.graph.inputs[0]
+    main, options = graph.graph.inputs[0], request.options
     vocab_size, num_features, table = None, None, None
     if main.name == FEATURES:
         assert main.shape is not None  # checked with the inputs
-        num_features = _num_features(int(main.shape[2]), options)  # type: ignore[arg-type]
+        num_features = _num_features(int(main.shape[2]), request)  # type: ignore[arg-type]
     else:
         table = _table(graph, main)
         vocab_size = _vocab_size(table, options.vocab_size)
@@ -224,9 +281,8 @@ def _single_numbers(graph: ir.Model, model: onnx.ModelProto, spec: InputSpec) ->
     ]
 
 
-def _num_features(count: int, options: ExportOptions) -> int:
-    described = options.described_features()
-    asked = options.features if described is None else described.count
+def _num_features(count: int, request: Request) -> int:
+    asked = request.num_features
     if asked is not None and asked != count:
         raise UsageError(
             f"Expected {count} features of each token, as the file has, got {asked}.",
@@ -319,17 +375,10 @@ _MAX_TRIED_TOKENS = 4096
 
 
 def _longest_document(run: Callable[[int], object], sizes: Sequence[int]) -> int | None:
-    """Return the maximum tokens of a document; None for no limit.
+    """Return the maximum tokens of a document that ``run`` accepts; None for no limit.
 
     A table of positions ends the documents if the model fails one token after its rows. Sizes over
     ``_MAX_TRIED_TOKENS`` count as such tables, without a run.
-
-    Args:
-        run: runs the model on one document of this many tokens, and raises EngineError if it fails.
-        sizes: the sizes of constants that may belong to positions, ascending.
-
-    Raises:
-        EngineError: if the model fails on one token.
     """
     run(1)
     works = 1

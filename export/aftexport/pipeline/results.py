@@ -22,13 +22,7 @@ from aftexport.system.console import operator_table, size_table
 def parity_record(
     results: Sequence[Comparison], reference: str, *, checked: bool
 ) -> dict[str, Any]:
-    """Return the content of parity.json, without an engine.
-
-    Args:
-        results: the comparisons with PyTorch.
-        reference: type in which PyTorch computed the cases.
-        checked: whether the bundle was compared with PyTorch.
-    """
+    """Return the content of parity.json, without an engine."""
     if not checked:
         return {"checked": False, "cases": []}
     cases = [r.to_dict() for r in results]
@@ -103,14 +97,7 @@ def _error_of_pytorch(furthest: Comparison, bundle: Bundle) -> ParityError | Non
 def print_summary(
     console: Console, bundle: Bundle, paths: dict[str, str], results: Sequence[Comparison]
 ) -> None:
-    """Print the operators, the comparisons, the engine and the sizes of a bundle.
-
-    Args:
-        console: the console of the export.
-        bundle: the written bundle.
-        paths: the path of each operator, ``fused`` or ``portable``.
-        results: the comparisons; none if parity was not checked.
-    """
+    """Print the operators, the comparisons, the engine and the sizes of a bundle."""
     console.print(operator_table(bundle.manifest.operators, paths))
     if results:
         manifest = bundle.manifest

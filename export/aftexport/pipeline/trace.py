@@ -30,7 +30,6 @@ from aftexport.capture.reference_module import ReferenceModule
 from aftexport.checkpoint import Checkpoint
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import AftexportError, EngineError, TraceError, UsageError
-from aftexport.extra_inputs import ExtraInput
 from aftexport.lowering.evidence import explained_model
 from aftexport.lowering.finish import finish
 from aftexport.lowering.float32_sums import accumulate_in_float32
@@ -38,12 +37,11 @@ from aftexport.lowering.to_onnx import lower
 from aftexport.operators.domain import operators_in
 from aftexport.parity import TOLERANCES
 from aftexport.parity.activations import Beyond
-from aftexport.pipeline.case_inputs import LONG
 from aftexport.pipeline.golden_cases import model_cases, operator_cases
 from aftexport.pipeline.independence import find_breach
 from aftexport.pipeline.onnx_interface import add_width
-from aftexport.pipeline.options import check_ids
-from aftexport.pipeline.traced_model import TracedModel
+from aftexport.pipeline.request import Request, check_ids
+from aftexport.pipeline.traced_model import LONG, TracedModel
 from aftexport.pipeline.value_ranges import (
     bounded_spec,
     find_unusual,
@@ -53,7 +51,7 @@ from aftexport.pipeline.value_ranges import (
 from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.recognizer import recognize
 from aftexport.recognition.result import Recognition
-from aftexport.system.contract import IDS, MAX_TOKENS
+from aftexport.system.contract import DEFAULT_OPSET, IDS, MAX_TOKENS
 from aftexport.system.process import give_back
 
 _FEW_TOKENS = 5
@@ -62,62 +60,31 @@ _FEW_TOKENS = 5
 
 def trace(
     checkpoint: Checkpoint,
-    to: str,
-    precision: str,
-    max_length: int | None,
-    opset: int,
-    *,
-    batching: bool = True,
-    vocab_size: int | None = None,
-    num_features: int | None = None,
-    extras: tuple[ExtraInput, ...] = (),
+    request: Request,
     tokenizer: str | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> TracedModel:
     """Trace a model, and run PyTorch on the cases.
 
-    Args:
-        checkpoint: the checkpoint of the model.
-        to, precision, max_length, opset, batching, vocab_size: see ``pipeline.export.export``.
-        num_features: the declared number of features of a token; None if it is not declared.
-        extras: the declared extra inputs.
-        tokenizer: the text of a tokenizer.json; None without one.
-        progress: see ``recognize``.
-
     Raises:
         UsageError: if an option does not suit the model.
         TraceError: if the model cannot be traced.
     """
-    read_spec = partial(input_spec, vocab_size=vocab_size, extras=extras)
-
-    def again(shorter: int) -> TracedModel:
-        """Trace the model for shorter documents."""
-        return trace(
-            *(checkpoint, to, asked, shorter, opset),
-            batching=batching,
-            vocab_size=vocab_size,
-            num_features=num_features,
-            extras=extras,
-        )
-
-    asked = precision
-    lengths_named = partial(
-        _lengths_named, checkpoint, num_features, extras, again, min(max_length or LONG, LONG)
-    )
-    with lengths_named():
-        module, program, precision = _captured(
-            checkpoint, to, precision, max_length, num_features, extras, read_spec
-        )
+    options = request.options
+    to, batching, max_length = options.to, options.batching, options.max_length
+    read_spec = partial(input_spec, vocab_size=options.vocab_size, extras=request.extras)
+    with _lengths_named(checkpoint, request):
+        module, program, precision = _captured(checkpoint, request, read_spec)
     spec = read_spec(program)
     _check_extras(spec, program)
     spec.check_max_length(max_length)
     check_ids(spec, tokenizer)
-    _check_features(spec, num_features)
+    _check_features(spec, request.num_features)
     rounds = precision != "fp32"
     if precision == "auto":
         precision = "fp32"  # the pipeline changes it after measuring every node
     ranks = single_numbers(program)
-    lowered, recognition = _lowered(program, opset, ranks, progress)
+    lowered, recognition = _lowered(program, options.opset or DEFAULT_OPSET, ranks, progress)
     is_captured = program is checkpoint.program
     is_half = _type_of(program) in ("float16", "bfloat16")
     if is_half and to == "onnx":  # an engine has a bound of its own
@@ -125,7 +92,7 @@ def trace(
     embedding = program.state_dict.get(spec.embedding)
     # The float64 module needs the most memory, so run it before further graphs are made.
     reference = module if is_captured else ReferenceModule(copied(module), spec.names)
-    with lengths_named():
+    with _lengths_named(checkpoint, request):
         cases = model_cases(reference, spec, embedding, program, batching=batching, ranks=ranks)
     give_back()
     explained, evidence = explained_model(lowered, to)
@@ -176,21 +143,22 @@ def _lowered(
 
 
 @contextmanager
-def _lengths_named(
-    checkpoint: Checkpoint,
-    num_features: int | None,
-    extras: tuple[ExtraInput, ...],
-    again: Callable[[int], TracedModel],
-    limit: int,
-) -> Iterator[None]:
+def _lengths_named(checkpoint: Checkpoint, request: Request) -> Iterator[None]:
     """Name a maximum length, below the limit of documents, in errors that it avoids."""
+
+    def again(shorter: int) -> TracedModel:
+        """Trace the model for shorter documents."""
+        options = replace(request.options, max_length=shorter)
+        return trace(checkpoint, replace(request, options=options))
+
+    limit = min(request.options.max_length or LONG, LONG)
     try:
         yield
     except OneWayError as error:
         is_enough = _succeeds(partial(again, error.max_tokens))
         raise (error if is_enough else error.without_length) from error.__cause__
     except EngineError as error:
-        run = _first_run(checkpoint, num_features, extras)
+        run = _first_run(checkpoint, request)
         raise _of_length(error, run, again, limit) from error
 
 
@@ -229,29 +197,17 @@ def _succeeds(traced: Callable[[], TracedModel]) -> bool:
 
 
 def first_outputs(
-    checkpoint: Checkpoint,
-    tokenizer: str | None,
-    *,
-    num_features: int | None,
-    extras: tuple[ExtraInput, ...],
+    checkpoint: Checkpoint, request: Request, tokenizer: str | None
 ) -> dict[str, Array] | None:
     """Return the outputs of two short documents, and check a tokenizer, without a capture.
 
-    Args:
-        checkpoint: the checkpoint of the model.
-        tokenizer: the text of a tokenizer.json; None without one.
-        num_features: the declared number of features of a token.
-        extras: the declared extra inputs.
-
-    Returns:
-        The outputs, each with the axis of its numbers; None if the module does not run on such
-        documents, for which the capture names the cause.
+    None if the module does not run on such documents, for which the capture names the cause.
 
     Raises:
         UsageError: if the tokenizer has ids that the module lacks.
     """
     try:
-        run = _first_run(checkpoint, num_features, extras)
+        run = _first_run(checkpoint, request)
         short, long = run(_FEW_TOKENS), run(_FEW_TOKENS + 1)
     except Exception:  # a module of a user can raise any exception
         return None
@@ -262,10 +218,9 @@ def first_outputs(
     return {n: x[..., None] if rows[n] in narrow else x for n, x in short.items()}
 
 
-def _first_run(
-    checkpoint: Checkpoint, num_features: int | None, extras: tuple[ExtraInput, ...]
-) -> Callable[..., dict[str, Array]]:
+def _first_run(checkpoint: Checkpoint, request: Request) -> Callable[..., dict[str, Array]]:
     """Return a function that runs a copy of the model on two documents of so many tokens."""
+    num_features, extras = request.num_features, request.extras
     module = checkpoint.module
     plain: nn.Module
     if module is None:
@@ -310,29 +265,24 @@ def _check_largest_id(
 
 
 def _captured(
-    checkpoint: Checkpoint,
-    to: str,
-    precision: str,
-    max_length: int | None,
-    num_features: int | None,
-    extras: tuple[ExtraInput, ...],
-    read_spec: Callable[[ExportedProgram], InputSpec],
+    checkpoint: Checkpoint, request: Request, read_spec: Callable[[ExportedProgram], InputSpec]
 ) -> tuple[nn.Module, ExportedProgram, str]:
     """Return the checkpoint's module, its program and the precision of the program."""
+    precision, max_length = request.options.precision, request.options.max_length
     if checkpoint.program is not None:
         _check_options_of_program(precision, max_length)
         module = checkpoint.program.module()
         return module, checkpoint.program, _precision_of(checkpoint.program, precision)
     assert checkpoint.module is not None
     limit = _max_tokens(checkpoint.module, max_length)
-    dtype = (PRECISIONS if to == "onnx" else ENGINE_PRECISIONS)[precision]
+    dtype = (PRECISIONS if request.options.to == "onnx" else ENGINE_PRECISIONS)[precision]
     capturing = partial(
         capture,
         checkpoint.module,
         dtype=dtype,
         max_tokens=limit,
-        num_features=num_features,
-        extras=extras,
+        num_features=request.num_features,
+        extras=request.extras,
     )
     program = capturing()
     if not _masks_padding(checkpoint.module, program, read_spec):

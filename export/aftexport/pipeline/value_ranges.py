@@ -14,7 +14,7 @@ from aftexport.errors import UsageError
 from aftexport.operators.domain import operators_in
 from aftexport.operators.encoder import OPERATORS
 from aftexport.parity.activations import Beyond, Extremes, find_extremes, weights_per_token
-from aftexport.pipeline.case_inputs import with_extras
+from aftexport.pipeline.traced_model import with_extras
 
 MAX_FLOAT16 = 65504
 """The largest float16, and the bound of documents that are not compared beyond it."""
@@ -35,12 +35,7 @@ def find_unusual(
 ) -> Extremes:
     """Return the token ids that make values of the model largest, and a value beyond float16.
 
-    Args:
-        model: the model with the bodies of its operators, before its layers are fused.
-        spec: the model's inputs.
-        cases: cases of the model, whose values are checked too.
-        batching: whether documents may share a run.
-        progress: see ``find_extremes``.
+    The layers of ``model`` are not fused yet, and the values of ``cases`` are checked too.
     """
     generator = np.random.default_rng(3)
     return find_extremes(
@@ -66,11 +61,7 @@ def bounded_spec(
 ) -> InputSpec:
     """Return the inputs of a 16-bit graph, with a bound if long documents are not compared.
 
-    Args:
-        lowered: the graph.
-        spec: the inputs.
-        asked: the maximum length that the user asked for.
-        can_compare: whether the reference has wider numbers than the graph.
+    They are compared if ``can_compare``: the reference has wider numbers than the graph.
 
     Raises:
         UsageError: if the user asked for longer documents, which cannot be compared.
@@ -108,14 +99,7 @@ def long_inputs(spec: InputSpec) -> dict[str, Array] | None:
 def beyond_error(
     beyond: Beyond, model: onnx.ModelProto, tokenizer: str | None, *, is_of_onnx: bool
 ) -> UsageError:
-    """Return the error for a value that float16 does not hold.
-
-    Args:
-        beyond: the value.
-        model: the finished model.
-        tokenizer: the text of a tokenizer.json; None without a tokenizer.
-        is_of_onnx: whether the source is an ONNX file, whose weights keep their types.
-    """
+    """Return the error for a value that float16 does not hold."""
     token = ""
     if beyond.token is not None:
         piece = None if tokenizer is None else parse_tokenizer(tokenizer).id_to_token(beyond.token)

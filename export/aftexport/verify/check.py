@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from aftexport.engines.tensorrt.engine import TensorrtEngine
 from aftexport.engines.tensorrt.runtimes import TITLES
 from aftexport.errors import EngineError, UsageError
 from aftexport.extra_inputs import sample_values
+from aftexport.options import ModelSource
 from aftexport.parity.activations import Extremes, find_extremes
 from aftexport.parity.calibration import read_details
 from aftexport.parity.comparison import Comparison, compare, worst
@@ -42,13 +43,10 @@ if TYPE_CHECKING:  # the import needs torch
 class Request:
     """The options of a comparison."""
 
-    # `torch`, or `golden` for PyTorch's outputs stored in the bundle; None selects torch if `model`
-    # or `factory` is given
+    # `torch`, or `golden` for PyTorch's outputs stored in the bundle; None selects torch if the
+    # source has a file or a factory
     against: str | None = None
-    model: Path | None = None
-    factory: str | None = None
-    allow_pickle: bool = False
-    trust_remote_code: bool = False
+    source: ModelSource = field(default_factory=ModelSource)  # the model of the bundle
     data: Path | None = None  # file of documents, one JSON object per line
     lengths: Sequence[int] = ()
     search: int = 0  # number of inputs to try in a search for the largest error; 0 for no search
@@ -118,7 +116,8 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
 
 def _source(bundle: Bundle, request: Request) -> "Checkpoint | None":
     """Return the model of the bundle if it is given."""
-    if request.model is None and request.factory is None and not request.allow_pickle:
+    given = request.source
+    if given.path is None and given.factory is None and not given.allow_pickle:
         options = {
             "--against torch": request.against == "torch",
             "--data": request.data is not None,
@@ -132,9 +131,10 @@ def _source(bundle: Bundle, request: Request) -> "Checkpoint | None":
                 "Give --model with the file of the export, or --factory for an export without a "
                 "file.",
             )
-        if request.trust_remote_code:
+        if given.permissions:
             raise UsageError(
-                "--trust-remote-code needs a folder, got none.", "Give the folder with --model."
+                f"{given.permissions[0]} needs a folder, got none.",
+                "Give the folder with --model.",
             )
         return None
     if request.against == "golden" and (request.data or request.lengths or request.search):
@@ -144,13 +144,7 @@ def _source(bundle: Bundle, request: Request) -> "Checkpoint | None":
         )
     from aftexport.verify.reference_model import load_source
 
-    return load_source(
-        bundle,
-        request.model,
-        factory=request.factory,
-        allow_pickle=request.allow_pickle,
-        trust_remote_code=request.trust_remote_code,
-    )
+    return load_source(bundle, given)
 
 
 def _part_notes(bundle: Bundle, source: "Checkpoint") -> list[str]:

@@ -1,41 +1,36 @@
 """The PyTorch model of a bundle, which the bundle does not contain."""
 
-from pathlib import Path
-
 from aftexport.bundle.bundle import Bundle
 from aftexport.capture.model_inputs import with_plain_inputs
 from aftexport.capture.reference_module import ReferenceModule
-from aftexport.checkpoint import Checkpoint, from_factory, load
+from aftexport.checkpoint import Checkpoint, load
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import UsageError
+from aftexport.options import ModelSource, StrPath, as_source
 
 _GIVE_FILE = "Give the model file with --model."
 
 
-def load_source(
-    bundle: Bundle,
-    path: Path | None,
-    *,
-    factory: str | None = None,
-    allow_pickle: bool = False,
-    trust_remote_code: bool = False,
-) -> Checkpoint:
-    """Read the model file of a bundle; without a path, take the module that the factory returns."""
+def load_source(bundle: Bundle, source: StrPath | ModelSource) -> Checkpoint:
+    """Read the model file of a bundle, or call the factory of a bundle without a file.
+
+    Raises:
+        UsageError: if the file is not that of the bundle; see ``Bundle.check_source``.
+        CheckpointError: if the file cannot be read.
+    """
+    source = as_source(source)
     if bundle.manifest.is_of_onnx:
         raise UsageError(
             f"{bundle.path} was made from an ONNX file, so there is no PyTorch to compare with.",
             "Compare with the stored outputs of the file: leave --model and --reference out.",
         )
-    if path is None:
-        if allow_pickle:
-            raise UsageError("--allow-pickle needs a file, got none.", _GIVE_FILE)
-        if factory is None or bundle.manifest.source.get("sha256") is not None:
-            raise UsageError(f"{bundle.path} was exported from a file.", _GIVE_FILE)
-        return from_factory(factory)
-    bundle.check_source(path)
-    return load(
-        path, factory=factory, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code
-    )
+    if source.file is not None:
+        bundle.check_source(source.file)
+    elif source.allow_pickle:
+        raise UsageError("--allow-pickle needs a file, got none.", _GIVE_FILE)
+    elif source.factory is None or bundle.manifest.source.get("sha256") is not None:
+        raise UsageError(f"{bundle.path} was exported from a file.", _GIVE_FILE)
+    return load(source)
 
 
 def torch_engine(

@@ -8,6 +8,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 
 import anyio.to_thread
@@ -47,13 +48,7 @@ class ReferenceProcess:
     def __init__(self, bundle: Bundle, settings: Settings) -> None:
         assert settings.reference is not None  # checked by the caller
         words = [sys.executable, "-m", "aftserve.parity.reference_worker", str(bundle.path)]
-        words += [str(settings.reference), "--digest", bundle.digest]
-        if settings.reference_factory is not None:
-            words += ["--factory", settings.reference_factory]
-        if settings.reference_allow_pickle:
-            words += ["--allow-pickle"]
-        if settings.reference_trust_remote_code:
-            words += ["--trust-remote-code"]
+        words += [json.dumps(asdict(settings.reference_source), default=str), bundle.digest]
         self._words = words
         self._folder = settings.spill
         self._check = partial(bundle.check_source, settings.reference)

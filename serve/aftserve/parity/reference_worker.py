@@ -1,11 +1,11 @@
 """The process that runs the PyTorch model for comparison.
 
-Run it by ``python -m aftserve.parity.reference_worker BUNDLE MODEL``. For each document it reads a
-JSON line with token ids or features, and extra inputs. It writes a JSON line with an ``error``, or
-with the shapes of ``outputs``; their numbers follow in this order, as float64.
+Run it by ``python -m aftserve.parity.reference_worker BUNDLE SOURCE DIGEST``, with the model source
+in JSON and the digest of the server's bundle. For each document it reads a JSON line with token ids
+or features, and extra inputs. It writes a JSON line with an ``error``, or with the shapes of
+``outputs``; their numbers follow in this order, as float64.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -16,6 +16,7 @@ import numpy as np
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import AftexportError, BundleError
 from aftexport.extra_inputs import check_values
+from aftexport.options import ModelSource
 from aftexport.verify.reference_model import load_source, torch_engine
 
 _NICENESS = 19
@@ -23,26 +24,13 @@ _NICENESS = 19
 
 def main() -> int:
     """Answer until the input ends, which is at the latest when the server ends."""
-    parser = argparse.ArgumentParser(prog="aftserve.parity.reference_worker", allow_abbrev=False)
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--digest", help="digest of the server's bundle")
-    parser.add_argument("--factory")
-    parser.add_argument("--allow-pickle", action="store_true")
-    parser.add_argument("--trust-remote-code", action="store_true")
-    options = parser.parse_args()
+    folder, source_json, digest = sys.argv[1:]
     os.nice(_NICENESS)
     answers, sys.stdout = sys.stdout.buffer, sys.stderr  # the model's own code may print
-    bundle = Bundle.open(options.bundle)
-    if options.digest not in (None, bundle.digest):
+    bundle = Bundle.open(Path(folder))
+    if digest != bundle.digest:
         raise BundleError(bundle.path, "the server has another bundle", "Reload the server.")
-    source = load_source(
-        bundle,
-        options.model,
-        factory=options.factory,
-        allow_pickle=options.allow_pickle,
-        trust_remote_code=options.trust_remote_code,
-    )
+    source = load_source(bundle, ModelSource(**json.loads(source_json)))
     engine = torch_engine(bundle, source, threads=1, double=True)
     for line in sys.stdin:
         content = json.loads(line)

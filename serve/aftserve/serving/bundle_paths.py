@@ -8,7 +8,7 @@ from pathlib import Path
 from aftexport.bundle.output_path import folder_or_none, read_folder
 from aftexport.errors import UsageError
 from aftserve.model.load import model_name
-from aftserve.settings import Settings
+from aftserve.settings import REFERENCE_SETTINGS, Settings
 
 _CHECK = "Check the folder and its permissions."
 
@@ -128,8 +128,7 @@ def _clash(name: str, paths: Sequence[Path]) -> UsageError:
 
 def _check_fits_several(settings: Settings) -> None:
     """Raise UsageError if a setting belongs to the model of a single bundle."""
-    names = ("reference", "reference_factory", "reference_allow_pickle")
-    for name in (*names, "reference_trust_remote_code"):
+    for name in REFERENCE_SETTINGS:
         if getattr(settings, name):
             raise UsageError(
                 f"--{name.replace('_', '-')} belongs to the model of one bundle, got several "

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import aftexport
-from aftexport.checkpoint import from_factory, load
+from aftexport.checkpoint import load
 from aftexport.errors import AftexportError, CheckpointError, UsageError
-from aftexport.nn import DocumentClassifier
+from aftexport.nn import ClassifierConfig, DocumentClassifier
 
 SOME = settings(
     max_examples=150,
@@ -240,4 +240,18 @@ def test_bad_factory_is_refused(
 def test_raising_factory_differs_from_missing_arguments(factory: str, remedy: str) -> None:
     """The error tells a factory that raises from one that needs arguments."""
     with pytest.raises(UsageError, match=remedy):
-        from_factory(factory)
+        load(factory=factory)
+
+
+@pytest.mark.parametrize("mechanism", ["retention", "lightning_attention", "gated_delta_net"])
+def test_loaded_model_equals_saved_one(mechanism: str, tmp_path: Path) -> None:
+    """A loaded model starts without numbers, so those of fixed decays come from the file too."""
+    config = ClassifierConfig(
+        vocab_size=30, num_labels=3, dim=16, depth=1, num_heads=2, ffn_dim=32, mechanism=mechanism
+    )
+    model = DocumentClassifier(config).eval()
+    aftexport.save(tmp_path / "model.pt", model=model)
+    loaded = aftexport.load(tmp_path / "model.pt").module
+    assert loaded is not None
+    ids, lengths = torch.randint(1, 30, (2, 9)), torch.tensor([9, 4])
+    assert torch.equal(loaded(ids, lengths), model(ids, lengths))

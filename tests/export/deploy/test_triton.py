@@ -28,9 +28,9 @@ from aftexport.deploy import triton as repository
 from aftexport.deploy.triton import add_normalization, start_command, write_repository
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.engines.tensorrt.runtimes import load
-from aftexport.engines.tensorrt.settings import EngineOptions
 from aftexport.errors import EngineError, UsageError
 from aftexport.operators.domain import operators_in
+from aftexport.options import EngineOptions
 from aftexport.pipeline.export import export
 
 
@@ -272,7 +272,7 @@ def test_unsupported_engine_is_refused(rtx_bundle: Path, tmp_path: Path, capsys:
 @pytest.fixture(scope="module")
 def trt_bundle(checkpoint_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     out = tmp_path_factory.mktemp("trt") / "model.bundle"
-    options = EngineOptions(opt_lengths=(64, 256), max_length=512, max_batch=3)
+    options = EngineOptions(opt_lengths=(64, 256), max_batch=3)
     return export(checkpoint_file, to="trt", out=out, precision="fp16", engine=options)
 
 
@@ -305,7 +305,7 @@ def built_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("built_engine")
 def test_engine_of_features_expects_normalized(tmp_path: Path) -> None:
     described = feature_file(tmp_path)
-    options = EngineOptions(opt_lengths=(64,), max_length=512, max_batch=3)
+    options = EngineOptions(opt_lengths=(64,), max_batch=3)
     bundle = export(
         factory="input_models:Sensors", feature_file=described, to="trt",
         out=tmp_path / "m.bundle", precision="fp16", engine=options,

@@ -17,6 +17,7 @@ from aftexport.deploy.triton import write_repository
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import UsageError
 from aftexport.heads import HEADS
+from aftexport.options import ModelSource
 from aftexport.pipeline.export import export
 from aftexport.pipeline.head_choice import HeadOptions, choose_heads
 from aftexport.system.contract import EVIDENCE
@@ -84,7 +85,7 @@ def test_chunks_have_every_output(bundle: Bundle) -> None:
 
 
 def test_verify_checks_every_output(bundle: Bundle) -> None:
-    request = Request(factory=FACTORY, lengths=[40], search=4, layers=True)
+    request = Request(source=ModelSource(factory=FACTORY), lengths=[40], search=4, layers=True)
     report = check(bundle, request, Console(quiet=True))
     assert report.passed, report.reason
     compared = {(c.case, c.output) for c in report.comparisons if c.subject == "model"}

@@ -18,6 +18,7 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError, UsageError
 from aftexport.heads import HEADS, Regression, VectorsAnswer
 from aftexport.heads.regression import Value
+from aftexport.options import ModelSource
 from aftexport.parity import compare
 from aftexport.pipeline.export import export
 from aftexport.pipeline.head_choice import HeadOptions, choose_heads
@@ -97,7 +98,7 @@ def test_padding_is_not_compared() -> None:
 
 
 def test_verify_compares_rows(bundle: Bundle) -> None:
-    request = Request(factory=FACTORY, lengths=[40], search=4, layers=True)
+    request = Request(source=ModelSource(factory=FACTORY), lengths=[40], search=4, layers=True)
     report = check(bundle, request, Console(quiet=True))
     assert report.passed, report.reason
     assert report.layers is not None
@@ -169,7 +170,9 @@ def test_single_numbers_need_no_axis(numbers: Bundle) -> None:
         np.testing.assert_allclose(outputs["whole"].ravel(), expected["whole"].ravel(), atol=1e-5)
     assert numbers.manifest.chunked is not None
     assert numbers.manifest.explained == "whole"
-    request = Request(factory="several_heads:SingleNumbers", lengths=[40], layers=True)
+    request = Request(
+        source=ModelSource(factory="several_heads:SingleNumbers"), lengths=[40], layers=True
+    )
     report = check(numbers, request, Console(quiet=True))
     assert report.passed, report.reason
 

@@ -18,12 +18,13 @@ from aftexport.engines.aft_full_product import use_products
 from aftexport.engines.tensorrt import builder
 from aftexport.engines.tensorrt.builder import build
 from aftexport.engines.tensorrt.runtimes import hold_plugins, load, release_plugins
-from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
+from aftexport.engines.tensorrt.settings import build_settings
 from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.operators.domain import operators_in
 from aftexport.operators.torch_ops import OPERATORS
+from aftexport.options import EngineOptions
 from aftexport.pipeline.export import export
 from aftexport.system.files import sha256
 
@@ -68,8 +69,7 @@ def test_longest_document_decides_about_product(
         "use_products",
         lambda *given, **named: changes.append(use_products(*given, **named)) or changes[-1],
     )
-    asked = EngineOptions(max_length=64)
-    settings = build_settings("trt-rtx", asked, precision="fp16", max_tokens=100)
+    settings = build_settings("trt-rtx", EngineOptions(), precision="fp16", max_tokens=64)
     path = engines.graph(tmp_path, mechanism="aft_full", max_length=100)
     built = build(load("tensorrt_rtx"), path, settings, precision="fp16", plugins=installed)
     assert changes == [replaced]

@@ -1,13 +1,13 @@
 """The build settings of a TensorRT engine: its lengths, batches and GPUs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from annotated_types import Ge, Le, Len
 from pydantic import model_validator
 
 from aftexport.errors import UsageError
+from aftexport.options import EngineOptions
 from aftexport.system.contract import MAX_TOKENS
 from aftexport.system.validation import StrictModel
 
@@ -31,18 +31,6 @@ MAX_BATCH = 8
 RTX_CAPABILITIES = (75, 80, 86, 89, 120, 121)
 """The GPUs that the builder of TensorRT-RTX supports; not 90 and 100, the data center GPUs."""
 RTX_DEFAULT = (80, 86, 89, 120)
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """The user's options of an engine; None and empty select the default."""
-
-    min_length: int | None = None  # tokens of a document
-    opt_lengths: tuple[int, ...] = ()  # one optimization profile for each
-    max_length: int | None = None
-    max_batch: int | None = None  # maximum number of documents in a run
-    workspace_mib: int | None = None  # maximum scratch memory of a layer on the GPU, in MiB
-    compute_capabilities: tuple[int, ...] = ()  # GPUs of a portable engine, 86 for 8.6
 
 
 class BuildSettings(StrictModel):
@@ -85,8 +73,8 @@ def build_settings(
     """Return the options with defaults; raise UsageError for impossible ones before the build."""
     runtime = TARGETS[to]
     check_precision(to, precision)
-    _check_sizes(options)
-    longest = options.max_length or max_tokens or MAX_LENGTH
+    _check_sizes(options, max_tokens)
+    longest = max_tokens or MAX_LENGTH
     shortest = options.min_length or 1
     best = options.opt_lengths or (min(max(OPT_LENGTH, shortest), longest),)
     if not shortest <= min(best) <= max(best) <= longest:
@@ -116,11 +104,11 @@ def build_settings(
     )
 
 
-def _check_sizes(options: EngineOptions) -> None:
+def _check_sizes(options: EngineOptions, max_tokens: int | None) -> None:
     sizes = {
         "--min-length": (options.min_length, MAX_TOKENS),
         "--opt-length": (max(options.opt_lengths, default=None), MAX_TOKENS),
-        "--max-length": (options.max_length, MAX_TOKENS),
+        "--max-length": (max_tokens, MAX_TOKENS),
         "--max-batch": (options.max_batch, _MAX_BATCH),
         "--workspace": (options.workspace_mib, MAX_COUNT),
     }

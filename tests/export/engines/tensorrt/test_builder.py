@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from aftexport.capture.capture import capture
 from aftexport.engines.tensorrt.builder import BuiltEngine, build, network_types
 from aftexport.engines.tensorrt.runtimes import LOGIT_TYPES, TensorRt, load
-from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
+from aftexport.engines.tensorrt.settings import build_settings
 from aftexport.errors import EngineError, UsageError
 from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
+from aftexport.options import EngineOptions
 from aftexport.system.installation import install_command
 
 

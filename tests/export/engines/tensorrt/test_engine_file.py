@@ -17,8 +17,9 @@ from aftexport.engines.tensorrt.engine_file import (
     EngineRequirements,
     engine_cache,
 )
-from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
+from aftexport.engines.tensorrt.settings import build_settings
 from aftexport.errors import EngineError
+from aftexport.options import EngineOptions
 
 A10 = Device("NVIDIA A10", 86)
 TRT = replace(

@@ -9,44 +9,46 @@ from aftexport.engines.tensorrt.runtimes import load
 from aftexport.engines.tensorrt.settings import (
     RTX_CAPABILITIES,
     BuildSettings,
-    EngineOptions,
     build_settings,
 )
 from aftexport.errors import UsageError
+from aftexport.options import EngineOptions
 
 LENGTHS = st.none() | st.integers(1, 20_000)
 
 
-@given(LENGTHS, LENGTHS, LENGTHS, LENGTHS, st.sampled_from(["trt", "trt-rtx"]))
+@given(LENGTHS, LENGTHS, LENGTHS, st.sampled_from(["trt", "trt-rtx"]))
 def test_settings_make_profile_or_are_refused(
-    shortest: int | None, best: int | None, longest: int | None, limit: int | None, to: str
+    shortest: int | None, best: int | None, limit: int | None, to: str
 ) -> None:
-    options = EngineOptions(shortest, (best,) if best else (), longest)
+    options = EngineOptions(shortest, (best,) if best else ())
     try:
         settings = build_settings(to, options, precision="fp16", max_tokens=limit)
     except UsageError:
-        assert [shortest, best, longest, limit] != [None] * 4
+        assert [shortest, best, limit] != [None] * 3
         return
     assert 1 <= settings.min_length <= settings.opt_lengths[0] <= settings.max_length
     assert settings.min_length == (shortest or 1)
-    assert settings.max_length == (longest or limit or settings.max_length)
+    assert settings.max_length == (limit or settings.max_length)
     # What the manifest stores is what is read from it.
     assert BuildSettings.model_validate_json(settings.model_dump_json()) == settings
 
 
 @pytest.mark.parametrize(
-    ("option", "options", "most"),
+    ("option", "options", "max_tokens", "most"),
     [
-        ("--min-length", EngineOptions(min_length=10**12, max_length=10**12), 1 << 20),
-        ("--opt-length", EngineOptions(opt_lengths=(5, 10**12)), 1 << 20),
-        ("--max-length", EngineOptions(max_length=(1 << 20) + 1), 1 << 20),
-        ("--max-batch", EngineOptions(max_batch=10**12), 1 << 16),
-        ("--workspace", EngineOptions(workspace_mib=10**12), (1 << 31) - 1),
+        ("--min-length", EngineOptions(min_length=10**12), 10**12, 1 << 20),
+        ("--opt-length", EngineOptions(opt_lengths=(5, 10**12)), None, 1 << 20),
+        ("--max-length", EngineOptions(), (1 << 20) + 1, 1 << 20),
+        ("--max-batch", EngineOptions(max_batch=10**12), None, 1 << 16),
+        ("--workspace", EngineOptions(workspace_mib=10**12), None, (1 << 31) - 1),
     ],
 )
-def test_sizes_have_an_upper_bound(option: str, options: EngineOptions, most: int) -> None:
+def test_sizes_have_an_upper_bound(
+    option: str, options: EngineOptions, max_tokens: int | None, most: int
+) -> None:
     with pytest.raises(UsageError, match=f"{option} must be at most {most}, got"):
-        build_settings("trt", options, precision="fp16", max_tokens=None)
+        build_settings("trt", options, precision="fp16", max_tokens=max_tokens)
     settings = build_settings("trt", EngineOptions(), precision="fp16", max_tokens=300)
     name = {"--opt-length": "opt_lengths", "--workspace": "workspace_mib"}.get(
         option, option[2:].replace("-", "_")

@@ -1,0 +1,189 @@
+"""The request of an export, checked before anything is read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import get_args
+
+import onnx
+
+from aftexport.bundle.features import Features, read_features
+from aftexport.bundle.output_path import check_output_path
+from aftexport.bundle.tokenizer import BYTES, byte_tokenizer, check_tokenizer, check_vocabulary
+from aftexport.capture.model_inputs import InputSpec
+from aftexport.deploy.build_engine import check_options
+from aftexport.errors import UsageError
+from aftexport.extra_inputs import ExtraInput, parse_inputs
+from aftexport.heads import HEADS
+from aftexport.lowering.file_format import check_opset
+from aftexport.operators.domain import DOMAIN, operator_name
+from aftexport.operators.encoder import OPERATORS
+from aftexport.options import ExportOptions, ModelSource, Precision, StrPath, Target
+from aftexport.pipeline.head_choice import read_heads
+
+_PRECISION = "precision"
+"""The attribute of operators with products of a chosen precision."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A source and the options of its export, checked before anything is read."""
+
+    source: ModelSource
+    options: ExportOptions
+    out: Path
+    extras: tuple[ExtraInput, ...]
+    described: Features | None = None
+    """The content of ``feature_file``."""
+
+    @property
+    def failed_out(self) -> Path:
+        """The folder that keeps a bundle outside its tolerance."""
+        return self.out.with_name(f"{self.out.name}.failed")
+
+    @property
+    def num_features(self) -> int | None:
+        """The declared number of features of a token; None if it is not declared."""
+        return self.options.features if self.described is None else self.described.count
+
+
+def checked_request(source: ModelSource, options: ExportOptions) -> Request:
+    """Return the request of an export.
+
+    Raises:
+        UsageError: if two options do not fit together, ``out`` cannot be written, or a file of an
+            option is not valid.
+    """
+    out = _bundle_folder(source, options.out)
+    request = Request(source, options, out, parse_inputs(options.inputs or {}))
+    _check_choice("--to", options.to, get_args(Target))
+    tasks = (
+        {"--task": options.task}
+        if isinstance(options.task, str)
+        else {f"--task {name}": task for name, task in (options.task or {}).items()}
+    )
+    for option, task in tasks.items():
+        _check_choice(option, task, tuple(HEADS))
+    if options.heads is not None and not options.task is options.labels is None:
+        raise UsageError(
+            "--heads describes task and labels, got --task or --labels beside it.",
+            "Leave these two out, or leave --heads out.",
+        )
+    _check_choice("--precision", options.precision, get_args(Precision))
+    _check_tolerance(options.precision, options.tolerance, to=options.to)
+    if options.inputs and options.to != "onnx":
+        raise UsageError(
+            f"--input needs --to onnx, got --to {options.to}: its engines take only tokens and "
+            "lengths.",
+            "Export with --to onnx.",
+        )
+    source.check()
+    if not options.batching and (options.engine.max_batch or 1) > 1:
+        raise UsageError(
+            f"--max-batch {options.engine.max_batch} has no effect with --no-batching, which "
+            "runs each document separately.",
+            "Leave one of the two out.",
+        )
+    if options.opset is not None:
+        check_opset(options.opset)
+    if options.heads is not None:
+        read_heads(Path(options.heads))
+    check_options(options)
+    check_output_path(out, source.file, options.force)
+    check_output_path(request.failed_out, source.file, force=True)
+    if options.feature_file is not None:
+        described = read_features(Path(options.feature_file), options.features)
+        request = replace(request, described=described)
+    return request
+
+
+def _bundle_folder(source: ModelSource, out: StrPath | None) -> Path:
+    if out is None:
+        # "." has no name to which the suffix can be added.
+        out = (source.name if source.name.name else source.name.resolve()).with_suffix(".bundle")
+    folder = Path(out) if Path(out).name else Path(out).resolve()
+    if not folder.name:
+        raise UsageError(
+            f"--out must name a folder that can be made, got {folder}.", "Choose another folder."
+        )
+    return folder
+
+
+def check_precision(model: onnx.ModelProto, request: Request) -> None:
+    """Check that a precision of products inside kernels changes the graph.
+
+    Raises:
+        UsageError: if the graph has no operator whose products have a precision.
+    """
+    precision = request.options.precision
+    if request.options.to != "onnx" or precision in ("fp32", "fp16"):
+        return
+    is_auto = precision == "auto"
+    nodes = [n for n in model.graph.node if operator_name(n.op_type) in OPERATORS or not is_auto]
+    values = [a.s for n in nodes if n.domain == DOMAIN for a in n.attribute if a.name == _PRECISION]
+    if not values or (not is_auto and set(values) == {b"fp32"}):
+        fp16 = "" if request.source.is_onnx else ", or give fp16 for 16-bit weights and activations"
+        raise UsageError(
+            f"--precision {precision} is for products in operators of ai.aftexport, such as "
+            "LayerNormFeedForward, got a model in which it changes none.",
+            f"Leave --precision out{fp16}.",
+        )
+
+
+def tokenizer_text(own: str | None, path: str | Path | None) -> str | None:
+    """Return the JSON of the file ``path``, or of ``bytes``; without a path, the model's ``own``.
+
+    Raises:
+        UsageError: if the file cannot be read.
+    """
+    if path is None:
+        return own
+    if path == BYTES:  # a Path of this name is a file
+        return str(byte_tokenizer().to_str())
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--tokenizer {path}: {error}.", "Check the path.") from error
+
+
+def check_ids(spec: InputSpec, tokenizer: str | None) -> None:
+    """Check the number of token ids of a model, and its tokenizer.
+
+    Raises:
+        UsageError: if there are too many ids, the tokenizer has other ids, or the model takes
+            features and has a tokenizer.
+    """
+    if spec.vocab_size is not None:
+        check_vocabulary(spec.vocab_size)
+        if tokenizer is not None:
+            check_tokenizer(tokenizer, spec.vocab_size)
+    elif tokenizer is not None:
+        raise UsageError(
+            "Expected no tokenizer for a model of features, got one.", "Leave --tokenizer out."
+        )
+
+
+def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise UsageError(
+            f"{option} must be one of {', '.join(choices)}, got {value!r}.",
+            f"Choose one of {', '.join(choices)}.",
+        )
+
+
+def _check_tolerance(precision: str, tolerance: float | None, *, to: str) -> None:
+    if precision != "auto" and tolerance is not None:
+        raise UsageError(
+            f"--tolerance needs --precision auto, got --precision {precision}.",
+            "Leave --tolerance out, or add --precision auto.",
+        )
+    if precision == "auto" and to != "onnx":
+        raise UsageError(
+            f"--precision auto needs --to onnx, got --to {to}: an engine has one precision.",
+            "Choose one of fp32, fp16 and bf16.",
+        )
+    if tolerance is not None and not 0 < tolerance < 1:  # an error of 1 may be any probability
+        raise UsageError(
+            f"--tolerance must be a number between 0 and 1, got {tolerance}.",
+            "Give such a number, or leave --tolerance out.",
+        )
