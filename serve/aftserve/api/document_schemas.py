@@ -39,11 +39,7 @@ def ids_schema(vocab_size: int | None, min_tokens: int) -> Schema:
 
 
 def document_schemas(classifier: Classifier | None) -> list[Schema]:
-    """Return the schemas of a document in JSON without extra inputs; none for features.
-
-    Args:
-        classifier: the classifier of the document; None if any model may get it.
-    """
+    """Return the schemas of a document without extra inputs; none for features."""
     if classifier is None:
         return [TEXT, {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}]
     manifest = classifier.manifest
@@ -69,10 +65,8 @@ def name_schema(names: Sequence[str], *others: None) -> Schema:
 
 
 def put_body(document: Schema, model: type[BaseModel], properties: Mapping[str, Schema]) -> None:
-    """Put the schema of a body into an OpenAPI document.
-
-    The models in it get names of their own, because other bodies may have models of equal names.
-    """
+    """Put the schema of a body into an OpenAPI document."""
+    # The models in it get names of their own, because other bodies may have models of equal names.
     start = f"{model.__name__}."
     schema = model.model_json_schema(ref_template=f"{COMPONENTS}{start}{{model}}")
     schema["properties"] |= properties

@@ -22,15 +22,9 @@ PATH = "/openapi.json"
 
 
 def create_router(app: FastAPI, describers: Sequence[Describe]) -> APIRouter:
-    """Build the endpoint of the OpenAPI document, which needs no API key.
-
-    The document has the limits of the model of the request's path, also after a reload. Without
-    such a model it has no limits.
-
-    Args:
-        app: the application.
-        describers: functions of adapters that put the limits into their part of a document.
-    """
+    """Build the endpoint of the OpenAPI document, which needs no API key."""
+    # The document has the limits of the model of the request's path, also after a reload, and none
+    # without such a model. ``describers`` put them into the parts of the adapters.
     router = APIRouter(include_in_schema=False, dependencies=OPEN)
     # No key is needed, so repeated requests must stay cheap. By the name in the path, a classifier
     # has at most two documents: below its name, and that without a name.

@@ -38,13 +38,9 @@ class _Place(NamedTuple):
 def named_host(
     hosts: Sequence[str], allowed_hosts: Sequence[str]
 ) -> Callable[..., Awaitable[None]]:
-    """Return a dependency that refuses a request whose Host header names another server.
-
-    Args:
-        hosts: the addresses that the server listens on; none if it has only a Unix socket.
-        allowed_hosts: host names that are accepted beside names of loopback; ``*`` accepts all.
-            If it is empty, only a server on loopback or a Unix socket checks the name.
-    """
+    """Return a dependency that refuses a Host header that names another server."""
+    # ``*`` allows every name. If none is allowed, only a server on loopback or a Unix socket checks
+    # it.
     is_local = all(_is_loopback(_canonical(host)) for host in hosts)
     any_host = "*" in allowed_hosts or not (allowed_hosts or is_local)
     own = {_canonical(name) for name in (*hosts, *allowed_hosts)} - _ALL_ADDRESSES
@@ -66,14 +62,9 @@ def named_host(
 
 
 def same_origin(origins: Sequence[str]) -> Callable[..., Awaitable[None]]:
-    """Return a dependency that refuses a request with effects from a page of another origin.
-
-    Browsers send Sec-Fetch-Site to loopback and over TLS. Over plain HTTP to any other host, the
-    Origin header tells whose page it is.
-
-    Args:
-        origins: the origins whose pages may send requests; ``*`` for all.
-    """
+    """Return a dependency that refuses effects by a page of another origin; ``*`` allows all."""
+    # Browsers send Sec-Fetch-Site to loopback and over TLS. Over plain HTTP to any other host, the
+    # Origin header tells whose page it is.
     allowed = {_canonical_origin(origin) for origin in origins}
 
     async def check(request: Request) -> None:

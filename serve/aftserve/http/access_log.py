@@ -27,36 +27,19 @@ def add_log_fields(request: HTTPConnection, **fields: Any) -> None:
 
 
 def name_request(given: str) -> str:
-    """Name the request that the current task answers, for its log line and its exemplars.
-
-    Args:
-        given: the name that the client sent; empty without one.
-
-    Returns:
-        That name if it is well-formed, and otherwise a new one.
-    """
+    """Name the request of the current task: by its client if well-formed, else a new name."""
     name = given if _NAME.fullmatch(given) else uuid.uuid4().hex
     request_id.set(name)
     return name
 
 
 class AccessLogMiddleware:
-    """ASGI middleware that names and times each request, and counts and logs its response.
+    """ASGI middleware that names and times each request, and counts and logs its response."""
 
-    It also notes the address of the client; an API key replaces it.
-
-    The name is the client's ``X-Request-ID`` if that is well-formed. The application may add to
-    ``headers`` of the request's state, which go into any response. Its ``model`` is the name of the
-    loaded model that the request belongs to. The functions in its ``releases`` are called when the
-    response has ended and is counted.
-
-    Args:
-        app: the application.
-        responses: counter of responses by path, status and model.
-        names: whether to send the name in the response; a proxy may do so itself.
-        probes: paths of the routes that machines ask every few seconds. The log has their
-            requests at the level of debug, unless the response is an error.
-    """
+    # The name is the client's ``X-Request-ID`` if that is well-formed. The state of a request has
+    # its ``model``, ``headers`` of any response, ``releases`` to call after its end, and the
+    # address of its client, which an API key replaces. Requests to ``probes`` are logged at the
+    # level of debug, unless they fail. A proxy may send the ``names`` itself.
 
     def __init__(
         self, app: ASGIApp, responses: Counter, *, names: bool, probes: Container[str] = ()

@@ -21,17 +21,14 @@ from aftserve.serving.repository import ModelRepository
 
 @dataclass(frozen=True)
 class Adapter:
-    """Endpoints in the format of another server.
-
-    Attributes:
-        router: the endpoints, at complete paths.
-        error_body: makes the JSON of an error; None for that of ``/infer``.
-        describe: puts the limits of a model into the OpenAPI document.
-    """
+    """Endpoints in the format of another server."""
 
     router: APIRouter
+    """The endpoints, at complete paths."""
     error_body: ErrorBody | None = None
+    """Makes the JSON of an error; None for that of ``/infer``."""
     describe: Describe | None = None
+    """Puts the limits of a model into the OpenAPI document."""
 
     @property
     def routes(self) -> list[APIRoute]:
@@ -49,26 +46,14 @@ CreateAdapter = Callable[[ModelRepository, Sequence[params.Depends]], Adapter]
 
 
 def import_adapters(names: Iterable[str]) -> dict[str, CreateAdapter]:
-    """Import the functions that make adapters, by their names.
-
-    Raises:
-        UsageError: if an adapter of a user cannot be imported.
-    """
+    """Import the functions that make adapters, by their names; UsageError if one is unusable."""
     return {name: _import_adapter(name) for name in names}
 
 
 def create_adapters(
     models: ModelRepository, guards: Sequence[params.Depends]
 ) -> dict[str, Adapter]:
-    """Make the adapters of the settings, by their names.
-
-    Args:
-        models: the models of the server.
-        guards: checks of a request before its body is read.
-
-    Raises:
-        UsageError: if an adapter of a user cannot be imported or made.
-    """
+    """Make the adapters of the settings, whose ``guards`` run before a body is read."""
     functions = import_adapters(models.settings.api)
     return {
         name: create(models, guards) if name in ADAPTERS else _call(name, create, models, guards)
@@ -77,12 +62,7 @@ def create_adapters(
 
 
 def include_adapters(app: FastAPI, adapters: Mapping[str, Adapter]) -> None:
-    """Add the endpoints of adapters to an application.
-
-    Raises:
-        UsageError: if the application has an endpoint of the same path and method, or the path is
-            that of a model.
-    """
+    """Add the endpoints of adapters; UsageError if a path is taken or below ``/models/``."""
     for name, adapter in adapters.items():
         for route in adapter.routes:
             if route.path.startswith(PREFIX):

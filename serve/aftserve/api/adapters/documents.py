@@ -17,18 +17,7 @@ _IDS: TypeAdapter[list[int]] = TypeAdapter(TokenIds)
 
 
 def documents_of(given: Any, field: str, max_documents: int) -> list[Document]:
-    """Return the documents of a field: a text, token ids, or a list of either.
-
-    Args:
-        given: the value of the field.
-        field: name of the field, for the error message.
-        max_documents: maximum number of documents.
-
-    Raises:
-        InputError: if it is something else.
-        DocumentTooLongError: if there are too many.
-        RequestValidationError: if a list has something else than token ids.
-    """
+    """Return the documents of a field: a text, token ids, or a list of either."""
     if is_document(given):
         return [document_of(given, (field,))]
     if not isinstance(given, list | np.ndarray) or not len(given):
@@ -60,16 +49,7 @@ def check_count(count: int, field: str, max_documents: int) -> None:
 
 
 def document_of(given: Any, place: Sequence[str | int]) -> Document:
-    """Return one document: a text, or token ids.
-
-    Args:
-        given: a JSON value.
-        place: place of the value in the body, for the error message.
-
-    Raises:
-        InputError: if it is neither a text nor a list.
-        RequestValidationError: if a list has something else than integers.
-    """
+    """Return one document, a text or token ids; errors name its place in the body."""
     if isinstance(given, str):
         return given
     if not isinstance(given, list | np.ndarray):
@@ -81,16 +61,7 @@ def document_of(given: Any, place: Sequence[str | int]) -> Document:
 
 
 def validated(kind: TypeAdapter[T], given: Any, place: Sequence[str | int]) -> T:
-    """Return a checked value of a body.
-
-    Args:
-        kind: the expected type.
-        given: a JSON value.
-        place: place of the value in the body, for the error message.
-
-    Raises:
-        RequestValidationError: if the value is of another type.
-    """
+    """Return a value of a body; RequestValidationError names its place if it does not fit."""
     try:
         return kind.validate_python(given)
     except ValidationError as error:

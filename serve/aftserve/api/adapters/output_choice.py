@@ -42,15 +42,7 @@ def heads_for_documents(manifest: Manifest, *kinds: type[Head]) -> list[str]:
 
 
 def choose_head(names: list[str], wanted: str | None) -> str:
-    """Return the head that answers.
-
-    Args:
-        names: names of the heads that fit the format, at least one.
-        wanted: the name that the client chose; None for the only one.
-
-    Raises:
-        InputError: if the client must choose one of these, and did not.
-    """
+    """Return the wanted head, or the only one that fits; InputError if the client must choose."""
     if wanted is None and len(names) == 1:
         return names[0]
     if wanted not in names:
@@ -65,14 +57,7 @@ def choose_head(names: list[str], wanted: str | None) -> str:
 def put_outputs(
     document: Schema, path: str, classifier: Classifier | None, *kinds: type[Head]
 ) -> None:
-    """Put the names of the heads that fit a format into an OpenAPI document.
-
-    Args:
-        document: the document.
-        path: path of an endpoint with a parameter ``Output``.
-        classifier: the classifier with the heads; None if any model may answer.
-        kinds: the kinds of heads that fit.
-    """
+    """Put the heads that fit a path into an OpenAPI document; None if any model may answer."""
     names = heads_for_documents(classifier.manifest, *kinds) if classifier is not None else []
     for parameter in document["paths"][path]["post"]["parameters"]:
         if parameter["name"] == "output" and names:

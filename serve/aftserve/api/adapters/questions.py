@@ -61,11 +61,7 @@ class Statement:
 
 
 class Outputs:
-    """The outputs of a model, to find those that answer the questions of a request.
-
-    Args:
-        heads: heads of the model.
-    """
+    """The outputs of a model, to find those that answer the questions of a request."""
 
     def __init__(self, heads: Mapping[str, Head]) -> None:
         self._heads = heads
@@ -76,12 +72,7 @@ class Outputs:
         }
 
     def of_labels(self, name: str | None, labels: Sequence[object]) -> list[Labelled]:
-        """Return the outputs that answer a question for one of several labels.
-
-        Args:
-            name: name of the question; an output of this name must answer it.
-            labels: the labels of the question, in any order.
-        """
+        """Return the outputs with these labels in any order; an output of this name has to fit."""
         texts = [label for label in labels if isinstance(label, str)]
         asked = frozenset(texts)
         if not len(asked) == len(texts) == len(labels):
@@ -93,11 +84,7 @@ class Outputs:
         ]
 
     def of_statement(self, name: str | None) -> list[Statement]:
-        """Return the labels whose probability answers a question.
-
-        Args:
-            name: ``LABEL``, ``OUTPUT:LABEL``, or an output of two labels, for the second.
-        """
+        """Return the labels that ``LABEL``, ``OUTPUT:LABEL`` or an output of two labels names."""
         if name is None:
             return []
         if isinstance(head := self._heads.get(name), BinaryClassification):
