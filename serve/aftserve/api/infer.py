@@ -21,7 +21,6 @@ from aftserve.api.document_answers import (
     deadline_of,
     run_until_disconnect,
 )
-from aftserve.api.document_schemas import body_schema
 from aftserve.api.error_responses import GUARDED, describe, responses, status_of
 from aftserve.api.model_choice import ChosenModel, models_of
 from aftserve.api.request_body import (
@@ -29,8 +28,10 @@ from aftserve.api.request_body import (
     JSON,
     NPY,
     TEXT,
+    TEXT_SCHEMA,
     accepted_type,
     body_parts,
+    body_schema,
     check_charset,
     checked,
     media_type,
@@ -79,14 +80,13 @@ _LINES_SCHEMA: dict[str, Any] = {
     "pattern": r"\S",
     "description": "JSON objects, one on each line.",
 }
-_TEXT_SCHEMA: dict[str, Any] = {"type": "string", "minLength": 1}
 _NPY_SCHEMA: dict[str, Any] = {
     "type": "string",
     "format": "binary",
     "description": "A file of numpy.save.",
 }
 _LINES_CONTENT = dict.fromkeys(LINES_TYPES, _LINES_SCHEMA)
-_INFER = body_schema(InferRequest, **{TEXT: _TEXT_SCHEMA, NPY: _NPY_SCHEMA}, **_LINES_CONTENT)
+_INFER = body_schema(InferRequest, **{TEXT: TEXT_SCHEMA, NPY: _NPY_SCHEMA}, **_LINES_CONTENT)
 _LINES_RESPONSE = {"content": {kind: {"schema": schema} for kind, schema in _LINES_CONTENT.items()}}
 EvidenceSpans = Annotated[
     int,

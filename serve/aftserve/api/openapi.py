@@ -10,10 +10,17 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from aftexport.extra_inputs import ExtraInput
-from aftserve.api.document_schemas import TEXT, Describe, Schema, ids_schema, put_body, several
 from aftserve.api.model_choice import OPEN, chosen_or_none, path_name, shows_names, visible
 from aftserve.api.open_inference.schemas import InferenceRequest
-from aftserve.api.request_body import BYTES
+from aftserve.api.request_body import (
+    BYTES,
+    TEXT_SCHEMA,
+    Describe,
+    Schema,
+    ids_schema,
+    put_body,
+    several,
+)
 from aftserve.model.classifier import Classifier
 from aftserve.model.wanted import MAX_NAMES, choices
 from aftserve.schemas import DocumentRequest, InferRequest
@@ -113,8 +120,8 @@ def _bodies(
     extras: tuple[ExtraInput, ...],
 ) -> dict[str, Schema]:
     ids = ids_schema(vocab_size, min_tokens)
-    one = {"text": TEXT, "input_ids": ids}
-    many = {"text": TEXT, "texts": several(TEXT), "input_ids": several(ids)}
+    one = {"text": TEXT_SCHEMA, "input_ids": ids}
+    many = {"text": TEXT_SCHEMA, "texts": several(TEXT_SCHEMA), "input_ids": several(ids)}
     if not has_tokenizer:
         one, many = {"input_ids": ids}, {"input_ids": many["input_ids"]}
     if features:

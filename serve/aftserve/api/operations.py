@@ -10,10 +10,9 @@ from fastapi import APIRouter, Request, Response, params
 from aftexport import __version__
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftserve.api.document_answers import DeadlineSeconds, deadline_of, run_until_disconnect
-from aftserve.api.document_schemas import body_schema
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.model_choice import OPEN, ChosenModel, readiness
-from aftserve.api.request_body import accepted_type, read_json
+from aftserve.api.request_body import accepted_type, body_schema, read_json
 from aftserve.model.answers import max_inline_tokens
 from aftserve.model.load import ActiveBundle
 from aftserve.model.wanted import explainable

@@ -1,4 +1,4 @@
-"""Checks of the Origin and Host headers that browsers send.
+"""Checks of a request before its body is read: its Origin and Host headers, and its query.
 
 A page of any site can make a browser send a request to this server. The page cannot
 read the answer, unless its own host name resolves to this server (DNS rebinding).
@@ -10,7 +10,11 @@ from ipaddress import IPv6Address, ip_address
 from typing import NamedTuple
 
 from fastapi import Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 
+from aftexport.errors import InputError
+from aftexport.system.arguments import nearest
 from aftserve.errors import RefusedError
 
 _HOST = re.compile(r"(\[[^\[\]]+\]|[^\s\[\]:/@?#]+)(?::(\d{0,5}))?", re.ASCII)
@@ -132,3 +136,28 @@ def _is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
+
+
+async def check_query(request: Request) -> None:
+    """Check that the endpoint of a request has its query parameters."""
+    if not request.query_params:
+        return
+    route: APIRoute = request.scope["route"]
+    known = _query_names(route.dependant)
+    for name in request.query_params:
+        if name not in known:
+            likely = nearest(name, known)
+            remedy = f"Write {likely}." if likely else "Leave it out."
+            raise InputError(f"Expected {_listed(known)}, got {name[:100]!r}.", remedy)
+
+
+def _query_names(dependant: Dependant) -> list[str]:
+    """Return the query parameters of an endpoint and of its checks."""
+    own = [one.alias for one in dependant.query_params]
+    return own + [name for one in dependant.dependencies for name in _query_names(one)]
+
+
+def _listed(known: Sequence[str]) -> str:
+    if not known:
+        return "no query parameter"
+    return f"the query parameter{'s' * (len(known) > 1)} {', '.join(known)}"

@@ -47,7 +47,7 @@ class Documents:
 class TextFiles(Documents):
     """All files below a folder except hidden ones; their ids are the paths from there."""
 
-    # Bytes of a path that are not UTF-8 become ``\\x`` and two digits.
+    # Bytes of a path that are not UTF-8 become ``\x`` and two digits.
 
     paths: dict[str, bytes]
 

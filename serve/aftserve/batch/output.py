@@ -202,7 +202,7 @@ class Writer:
 
 def _shown(ids: pa.ChunkedArray) -> list[Any]:
     """Convert ids to JSON values; every id can be converted, so that no run fails for its ids."""
-    # Bytes that are not UTF-8 become ``\\x`` and two digits, and NaN and infinity become null.
+    # Bytes that are not UTF-8 become ``\x`` and two digits, and NaN and infinity become null.
     kind = ids.type.value_type if pa.types.is_dictionary(ids.type) else ids.type
     if any(is_of(kind) for is_of in _OF_BYTES):
         ids = ids.cast(pa.large_binary())

@@ -1,4 +1,4 @@
-"""The access log: one line for each request."""
+"""The access log, one line for each request, and HEAD requests and panics as it counts them."""
 
 import logging
 import re
@@ -11,6 +11,7 @@ from prometheus_client import Counter
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aftexport.errors import panics_as_errors
 from aftserve.http.clients import client_at, current_client
 from aftserve.observability.tracing import request_id
 
@@ -88,3 +89,33 @@ class AccessLogMiddleware:
             logger.log(level, "%s %s %d", scope["method"], asked, status, extra={"fields": fields})
             for release in releases:
                 release()
+
+
+class PanicMiddleware:
+    """ASGI middleware that lets a panic of a library in Rust be answered as other failures are."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application."""
+        with panics_as_errors():
+            await self._app(scope, receive, send)
+
+
+class HeadMiddleware:
+    """ASGI middleware that answers HEAD like GET; uvicorn omits the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        asked = {**scope, "method": "GET"}
+        try:
+            await self._app(asked, receive, send)
+        finally:
+            scope["route"] = asked.get("route")  # responses are counted by route

@@ -1,7 +1,7 @@
 """The outputs of a model of many labels, as answers to questions."""
 
 from aftexport.heads import BinaryClassification, SingleLabelClassification
-from aftserve.api.adapters.questions import Labelled, Outputs, Statement
+from aftserve.api.adapters.decisions import Labelled, Outputs, Statement
 
 MANY = tuple(f"label {i}" for i in range(5000))
 HEADS = {
