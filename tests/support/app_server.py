@@ -13,6 +13,12 @@ from aftserve.http.connection import Connection
 from aftserve.observability.health import Health
 
 
+async def no_content(scope: Any, receive: Any, send: Any) -> None:
+    """Answer with status 204."""
+    await send({"type": "http.response.start", "status": 204})
+    await send({"type": "http.response.body"})
+
+
 @contextmanager
 def running(app: Any, seconds: float = 60, **options: Any) -> Iterator[uvicorn.Server]:
     """Serve an application in this process, behind the connections under test."""

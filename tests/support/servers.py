@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +13,8 @@ from pathlib import Path
 from commands import environment
 
 COMMAND = ("-m", "aftserve")
+Serve = Callable[..., str]
+"""The fixture ``serve``, which takes the arguments of ``serving`` without a log."""
 
 # SIGUSR1 ends the engine's thread, as a fault in native code might.
 MORTAL = (

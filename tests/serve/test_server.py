@@ -1,4 +1,4 @@
-"""Objects of a server that the garbage collector leaves out, so that it does not delay requests."""
+"""What the garbage collector leaves out of a server, and the end while its engine runs."""
 
 import asyncio
 import gc
@@ -64,3 +64,27 @@ def test_unload_releases_frozen_model(bundle_folder: Path, tmp_path: Path, thaw:
                 await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+_RUNNING = """
+import asyncio, atexit, threading
+from aftexport.system.process import end_process
+from aftserve import server
+from aftserve.cli import main
+from aftserve.scheduling.engine_thread import EngineThread
+
+async def begin():
+    EngineThread(threading.Event().wait, None, None)
+
+server.Server.run = lambda self: asyncio.run(begin())
+atexit.register(print, "exit functions")
+end_process(main)
+"""
+
+
+def test_running_engine_skips_exit_functions(bundle_folder: Path, tmp_path: Path) -> None:
+    """The exit functions of ONNX Runtime abort a process in which a thread runs a model."""
+    outcome = run_python("-c", _RUNNING, bundle_folder, "--port", "0", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert "Engine:" in outcome.out
+    assert "exit functions" not in outcome.out
