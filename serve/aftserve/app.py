@@ -3,16 +3,11 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 
-from fastapi import Depends, FastAPI, Request, params
-from fastapi.dependencies.models import Dependant
+from fastapi import Depends, FastAPI, params
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.routing import APIRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aftexport import __version__
-from aftexport.errors import InputError, panics_as_errors
-from aftexport.system.arguments import nearest
-from aftserve.api import infer, openapi, operations
+from aftserve.api import infer, openapi, operations, page
 from aftserve.api.adapters.adapter import create_adapters, include_adapters
 from aftserve.api.api_keys import KeyFile, Keys
 from aftserve.api.error_responses import handle_problems
@@ -20,9 +15,8 @@ from aftserve.api.model_choice import ModelPathMiddleware
 from aftserve.api.open_inference import repository_routes
 from aftserve.api.open_inference import routes as open_inference
 from aftserve.api.open_inference.messages import HEADER_LENGTH
-from aftserve.api.origin_check import named_host, same_origin
-from aftserve.api.page import routes as page
-from aftserve.http.access_log import AccessLogMiddleware
+from aftserve.api.origin_check import check_query, named_host, same_origin
+from aftserve.http.access_log import AccessLogMiddleware, HeadMiddleware, PanicMiddleware
 from aftserve.http.body_limits import BodyLimitMiddleware
 from aftserve.serving.repository import ModelRepository
 from aftserve.settings import Settings
@@ -31,15 +25,9 @@ from aftserve.settings import Settings
 def create_app(
     models: ModelRepository, key_file: KeyFile | None = None, *, replica: bool = False
 ) -> FastAPI:
-    """Build the application around the models; its lifespan runs the scheduler.
-
-    Args:
-        models: the models of the server.
-        key_file: file of the API keys that clients need; None to serve everyone.
-        replica: whether the server is a replica of Ray Serve. Then Ray's proxy names the
-            responses, and a new deployment replaces the bundle. Otherwise POST /reload does,
-            for API keys that are marked admin.
-    """
+    """Build the application around the models; its lifespan runs the scheduler."""
+    # Of a replica of Ray Serve, Ray's proxy names the responses, and a new deployment replaces the
+    # bundle. Otherwise POST /reload does, for API keys that are marked admin.
     app = _application(models, key_file)
     app.state.models = models
     keys = key_file.keys if key_file is not None else None
@@ -149,74 +137,7 @@ def _guards(settings: Settings, keys: Keys | None) -> Sequence[params.Depends]:
     """Return the checks of a request before its body is read; the API key is the last."""
     by_name = Depends(named_host(settings.port_hosts, settings.allowed_hosts))
     if keys is None:
-        return [by_name, Depends(same_origin(settings.cors_origins)), Depends(_check_query)]
+        return [by_name, Depends(same_origin(settings.cors_origins)), Depends(check_query)]
     # A web page with an API key may send requests, under any host name unless some are listed.
     checks = [by_name] if settings.allowed_hosts else []
-    return [*checks, Depends(_check_query), Depends(keys.dependency())]
-
-
-async def _check_query(request: Request) -> None:
-    """Check that the endpoint of a request has its query parameters.
-
-    Raises:
-        InputError: if one is unknown.
-    """
-    if not request.query_params:
-        return
-    route: APIRoute = request.scope["route"]
-    known = _query_names(route.dependant)
-    for name in request.query_params:
-        if name not in known:
-            likely = nearest(name, known)
-            remedy = f"Write {likely}." if likely else "Leave it out."
-            raise InputError(f"Expected {_listed(known)}, got {name[:100]!r}.", remedy)
-
-
-def _query_names(dependant: Dependant) -> list[str]:
-    """Return the query parameters of an endpoint and of its checks."""
-    own = [one.alias for one in dependant.query_params]
-    return own + [name for one in dependant.dependencies for name in _query_names(one)]
-
-
-def _listed(known: Sequence[str]) -> str:
-    if not known:
-        return "no query parameter"
-    return f"the query parameter{'s' * (len(known) > 1)} {', '.join(known)}"
-
-
-class PanicMiddleware:
-    """ASGI middleware that lets a panic of a library in Rust be answered as other failures are.
-
-    Args:
-        app: the application.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application."""
-        with panics_as_errors():
-            await self._app(scope, receive, send)
-
-
-class HeadMiddleware:
-    """ASGI middleware that answers HEAD like GET; uvicorn omits the body.
-
-    Args:
-        app: the application.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application."""
-        if scope["type"] != "http" or scope["method"] != "HEAD":
-            await self._app(scope, receive, send)
-            return
-        asked = {**scope, "method": "GET"}
-        try:
-            await self._app(asked, receive, send)
-        finally:
-            scope["route"] = asked.get("route")  # responses are counted by route
+    return [*checks, Depends(check_query), Depends(keys.dependency())]

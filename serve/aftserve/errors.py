@@ -13,16 +13,9 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def document_failures(*expected: type[Exception]) -> Iterator[None]:
-    """Raise an unexpected exception of one document as an EngineError, so that others go on.
-
-    A panic of a library in Rust is a BaseException.
-
-    Args:
-        expected: further exceptions that the caller handles.
-
-    Raises:
-        EngineError: if there is such an exception; the log has its traceback.
-    """
+    """Raise an unexpected exception of one document as an EngineError, so that others go on."""
+    # A panic of a library in Rust is a BaseException. The caller handles ``expected`` ones; the log
+    # has the traceback of others.
     try:
         yield
     except (AftexportError, CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):

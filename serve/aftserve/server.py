@@ -69,11 +69,7 @@ _LAST_HANDSHAKE_SECONDS = 1.0
 
 
 def serve(settings: Settings, console: Console) -> int:
-    """Serve until the process is told to stop or fails; return its exit status.
-
-    Raises:
-        AftexportError: if a bundle cannot be served.
-    """
+    """Serve until the process is told to stop or fails; return its exit status."""
     if _RELOAD is not None:
         signal.signal(_RELOAD, signal.SIG_IGN)  # there is no bundle to reload yet
     # The first process of a container ignores SIGTERM without a handler, also while it loads.
@@ -113,22 +109,14 @@ def _engine_runs() -> bool:
 
 
 def check_addresses(settings: Settings) -> None:
-    """Refuse addresses that are taken before the load, which may take minutes.
-
-    Raises:
-        UsageError: if the server cannot listen at an address.
-    """
+    """Refuse addresses that are taken before the load, which may take minutes."""
     close_all(_bind_hosts(settings))
     if settings.uds:
         check_unix(settings.uds)
 
 
 def open_listeners(settings: Settings, backlog: int) -> list[socket.socket]:
-    """Listen at the addresses of the settings.
-
-    Raises:
-        UsageError: if the server cannot listen at an address.
-    """
+    """Listen at the addresses of the settings; UsageError if one is not available."""
     with ExitStack() as stack:
         listeners = _bind_hosts(settings)
         stack.callback(close_all, listeners)
@@ -143,11 +131,7 @@ def _bind_hosts(settings: Settings) -> list[socket.socket]:
 
 
 def check_grpc(settings: Settings) -> None:
-    """Check before the load that the server can answer gRPC.
-
-    Raises:
-        UsageError: if a package is missing, or the port is not available.
-    """
+    """Check before the load that the server can answer gRPC."""
     if settings.grpc_port is None:
         return
     check_installed("grpc")
@@ -293,13 +277,9 @@ def _warn_about_memory(models: ModelRepository) -> None:
 
 
 class Server(uvicorn.Server):
-    """A server that stops in steps: not ready, no new connections, exit. SIGHUP reloads the files.
+    """A server that stops in steps: not ready, no new connections, exit."""
 
-    Args:
-        models: the models behind it.
-        key_file: file of the API keys that clients need; None to serve everyone.
-        certificate: certificate for TLS; None to speak plain HTTP.
-    """
+    # SIGHUP reloads the files.
 
     def __init__(
         self,

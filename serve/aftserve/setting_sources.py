@@ -31,13 +31,9 @@ _SERVICE_VARIABLE = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP
 
 
 class Variables(EnvSettingsSource):
-    """The environment variables, without empty variables and those of Kubernetes.
+    """The environment variables, without empty variables and those of Kubernetes."""
 
-    An empty variable counts as unset, as in OpenTelemetry, because a script may leave one empty.
-
-    Args:
-        settings_cls: class of the settings.
-    """
+    # An empty variable counts as unset, as in OpenTelemetry, because a script may leave one empty.
 
     def __init__(self, settings_cls: type[BaseSettings]) -> None:
         super().__init__(settings_cls, env_ignore_empty=True)
@@ -56,11 +52,7 @@ class ConfigFile(PydanticBaseSettingsSource):
         raise NotImplementedError
 
     def __call__(self) -> dict[str, Any]:
-        """Return the content of the file; empty without one.
-
-        Raises:
-            UsageError: if the file cannot be read.
-        """
+        """Return the content of the file; empty without one."""
         path = self.current_state.get("config")
         if path is None:
             return {}
@@ -71,14 +63,7 @@ class ConfigFile(PydanticBaseSettingsSource):
 
 
 def check_variables(names: Collection[str]) -> None:
-    """Refuse variables that would be ignored: unknown settings, and an empty file of keys.
-
-    Args:
-        names: names of the settings.
-
-    Raises:
-        UsageError: if there is such a variable.
-    """
+    """Refuse variables that would be ignored: unknown settings, and an empty file of keys."""
     known = [f"{PREFIX}{name.upper()}" for name in names if name not in ONLY_IN_FILE]
     for name, value in os.environ.items():
         name = name.upper()
@@ -95,15 +80,7 @@ def check_variables(names: Collection[str]) -> None:
 
 
 def check_flags(arguments: Sequence[str], fields: Mapping[str, FieldInfo]) -> None:
-    """Refuse a mistyped flag with a suggestion.
-
-    Args:
-        arguments: arguments of the command line.
-        fields: the settings, by their names.
-
-    Raises:
-        UsageError: if an unknown flag is like a known one.
-    """
+    """Refuse an unknown flag that is like a known one, with a suggestion."""
     flags = {_flag(name) for name in fields if name not in _WITHOUT_FLAG}
     switches = {_flag(f"no_{name}") for name, field in fields.items() if field.annotation is bool}
     # A flag of one part of a setting, such as --ray.autoscaling_config, is left to the parser.
@@ -114,12 +91,7 @@ def check_flags(arguments: Sequence[str], fields: Mapping[str, FieldInfo]) -> No
 def split_words(
     arguments: Sequence[str], fields: Mapping[str, FieldInfo]
 ) -> tuple[list[str], list[str]]:
-    """Split a command line into its flags with their values, and its other words.
-
-    Args:
-        arguments: arguments of the command line; all after ``--`` are other words.
-        fields: the settings, by their names.
-    """
+    """Split a command line into its flags with values, and other words, as all after ``--``."""
     flags, others, rest = list[str](), list[str](), iter(arguments)
     for word in rest:
         if word == "--":
@@ -145,11 +117,7 @@ def _flag(name: str) -> str:
 
 
 def section(*names: str) -> str:
-    """Return the title of the section of a model in the file of ``--config``, as in TOML.
-
-    Args:
-        names: parts of the model's name, between which there are dots.
-    """
+    """Return the title of a model's section in TOML, whose name has dots between the parts."""
     name = ".".join(names)
     return f"[models.{name if _BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False)}]"
 
@@ -157,13 +125,7 @@ def section(*names: str) -> str:
 def explain(
     error: ValidationError, known: Collection[str], known_of_models: Collection[str]
 ) -> UsageError:
-    """Return the error of the first value that cannot be used, by the name that the user gave.
-
-    Args:
-        error: error of the settings; flags and variables have known names.
-        known: names of the settings.
-        known_of_models: names of the settings of one model.
-    """
+    """Return the error of the first unusable value, by the name that the user gave."""
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"])
     match first["type"], first["loc"]:
@@ -185,10 +147,8 @@ def explain(
 
 
 def _unknown_in_section(name: str, setting: str, value: Any, known: Collection[str]) -> UsageError:
-    """Return the error of an unknown setting of a model.
-
-    A table in place of its value is the rest of a model's name, which lacks quotes.
-    """
+    """Return the error of an unknown setting of a model."""
+    # A table in place of its value is the rest of a model's name, which lacks quotes.
     if not isinstance(value, Mapping):
         return UsageError(
             f"{section(name)} {setting} in the file of --config is not a setting of a model.",

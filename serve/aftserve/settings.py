@@ -427,14 +427,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def read(cls, arguments: Sequence[str]) -> Self:
-        """Read the settings; ``--help`` and unknown flags end the process.
-
-        Args:
-            arguments: arguments of the command line.
-
-        Raises:
-            UsageError: if a value is out of range, or a file cannot be read.
-        """
+        """Read the settings; ``--help`` and unknown flags end the process."""
         check_variables(cls.model_fields)
         check_flags(arguments, cls.model_fields)
         flags, bundles = split_words(arguments, cls.model_fields)

@@ -1,15 +1,75 @@
-"""The memory of a server's container, and the end of a server whose engine still runs."""
+"""A server: its memory limit, what the garbage collector leaves out, and its end."""
 
+import asyncio
+import gc
+import shutil
+import time
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bundle_swaps import load_models
 from commands import run_python
 from memory import MIB, NEEDS_PROC, resident_mib
 from rich.console import Console
 
 from aftserve import server
+from aftserve.app import create_app
+from aftserve.model.classifier import Classifier
 from aftserve.server import load
 from aftserve.settings import Settings
+
+_COUNTED = """
+import gc, sys
+from aftserve import server
+from aftserve.cli import main
+
+def run(self):
+    gc.collect()
+    tracked = gc.get_objects()
+    found = [one for one in (self.config.app, self._models) if any(one is t for t in tracked)]
+    print("tracked", len(found))
+
+server.Server.run = run
+sys.exit(main())
+"""
+
+
+def test_server_freezes_application(bundle_folder: Path, tmp_path: Path) -> None:
+    outcome = run_python("-c", _COUNTED, bundle_folder, "--port", "0", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert "tracked 0" in outcome.out
+
+
+@pytest.fixture
+def thaw() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def test_unload_releases_frozen_model(bundle_folder: Path, tmp_path: Path, thaw: None) -> None:
+    """A frozen cycle of objects would keep the memory of a model."""
+    folder = tmp_path / "bundles"
+    for name in ("a.bundle", "b.bundle"):
+        shutil.copytree(bundle_folder, folder / name)
+
+    async def scenario() -> None:
+        models = load_models(folder)
+        create_app(models)
+        gc.collect()
+        gc.freeze()
+        old: weakref.ref[Classifier] = weakref.ref(models.named("a").model.classifier)
+        async with models.running():
+            ids = [1, 2, 3]
+            await models.named("a").classify([ids], time.monotonic() + 60)
+            await models.unload("a")
+            while old() is not None:  # the engine's thread may hold the last run
+                gc.collect()
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
 
 _RUNNING = """
 import asyncio, atexit, threading

@@ -1,6 +1,7 @@
 """Actions on the server's page in a browser, and readings of it."""
 
 import re
+from importlib.resources import files
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ GOLDEN = re.compile(
     r"the largest error is [\d.]+ % of its bound\.$"
 )
 PHONE, DESK = 390, 1440
+AXE = files("axe_core_python").joinpath("axe.min.js")
 ORDINARY = "An ordinary document that contains no surprises at all. "
 
 
@@ -44,6 +46,14 @@ def focused(page: Page) -> Any:
 def fulfill_changed(route: Route, **fields: Any) -> None:
     """Answer a request of the page with the server's answer after changing some fields."""
     route.fulfill(json=route.fetch().json() | fields)
+
+
+def check_accessibility(page: Page, *rules: str, part: str = "html") -> None:
+    """Check a part of a page by axe, and that the rules were applied."""
+    page.evaluate(AXE.read_text("utf-8"))
+    found = page.evaluate("part => axe.run(part)", part)
+    assert [(one["id"], one["nodes"]) for one in found["violations"]] == []
+    assert {*rules} <= {one["id"] for one in found["passes"]}
 
 
 def drop(page: Page, name: str, content: bytes) -> None:

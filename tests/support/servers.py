@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,6 +26,8 @@ from aftserve.http.connection import Connection
 from aftserve.observability.health import Health
 
 COMMAND = ("-m", "aftserve")
+Serve = Callable[..., str]
+"""The fixture ``serve``, which takes the arguments of ``serving`` without a log."""
 
 _FIRST, _COUNT = 20_000, 10_000
 """Ports below those that systems give to sockets without a port: no other test gets them so."""
@@ -130,6 +132,12 @@ def _written(process: "subprocess.Popen[bytes]", log: Path, pattern: str) -> str
             return found[1]
         time.sleep(0.05)
     raise AssertionError(f"the server did not start: {log.read_text('utf-8')}")
+
+
+async def no_content(scope: Any, receive: Any, send: Any) -> None:
+    """Answer with status 204."""
+    await send({"type": "http.response.start", "status": 204})
+    await send({"type": "http.response.body"})
 
 
 @contextmanager

@@ -57,23 +57,19 @@ Rate = Annotated[str, AfterValidator(_check_rate)]
 
 
 class Key(BaseModel):
-    """One section of the file of keys, named after the owner of the key.
-
-    Attributes:
-        sha256: digest of the key.
-        rate: maximum rate of requests.
-        tokens: maximum rate of tokens of accepted documents.
-        seconds: maximum rate of predicted seconds of the engine.
-        admin: whether the key may load, reload and unload models.
-    """
+    """One section of the file of keys, named after the owner of the key."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$"), AfterValidator(_check_digest)]
     rate: Rate | None = None
+    """Maximum rate of requests."""
     tokens: Rate | None = None
+    """Maximum rate of tokens of accepted documents."""
     seconds: Rate | None = None
+    """Maximum rate of predicted seconds of the engine."""
     admin: bool = False
+    """Whether the key may load, reload and unload models."""
 
 
 _FILE = TypeAdapter(dict[str, Key])
@@ -89,16 +85,12 @@ class _Group:
 
 
 class _SlidingWindow:
-    """The requests that a rate has accepted within the last period.
+    """The requests that a rate has accepted within the last period."""
 
-    Requests that arrive close together are one group with the time of the last, so that memory does
-    not grow with their number. So a request counts for up to a thousandth of the period too long.
-    The library ``limits`` either stores each request or accepts too many. It also uses the system's
-    clock, which may be set.
-
-    Args:
-        rate: number of requests and the period.
-    """
+    # Requests that arrive close together are one group with the time of the last, so that memory
+    # does not grow with their number. So a request counts for up to a thousandth of the period too
+    # long. The library ``limits`` either stores each request or accepts too many, and it uses the
+    # system's clock, which may be set.
 
     def __init__(self, rate: limits.RateLimitItem) -> None:
         self.rate = rate
@@ -125,14 +117,10 @@ class _SlidingWindow:
 
 
 class _Allowance:
-    """An amount of work that fills up evenly over its period.
+    """An amount of work that fills up evenly over its period."""
 
-    A request that is larger than the whole amount waits until the allowance is full, and overdraws
-    it. So no request is refused for ever, and the rate holds in the long run.
-
-    Args:
-        rate: amount and period.
-    """
+    # A request that is larger than the whole amount waits until the allowance is full, and
+    # overdraws it. So no request is refused for ever, and the rate holds in the long run.
 
     def __init__(self, rate: limits.RateLimitItem) -> None:
         self.rate = rate
@@ -162,13 +150,9 @@ def _check_waits(waits: Sequence[tuple[float, str]]) -> None:
 
 
 class Keys:
-    """The API keys of the server.
+    """The API keys of the server, by the names of their owners."""
 
-    A key has 256 random bits, so its digest needs no salt.
-
-    Args:
-        keys: digest, rate and rights of each key, by the name of its owner.
-    """
+    # A key has 256 random bits, so its digest needs no salt.
 
     def __init__(self, keys: Mapping[str, Key]) -> None:
         self._digests = {name: bytes.fromhex(key.sha256) for name, key in keys.items()}
@@ -188,11 +172,7 @@ class Keys:
 
     @classmethod
     def read(cls, path: Path) -> "Keys":
-        """Read a TOML file of keys; warn if every user of the machine may read or replace it.
-
-        Raises:
-            UsageError: if the file cannot be read, has no keys, or has one twice.
-        """
+        """Read a TOML file of keys; warn if every user of the machine may read or replace it."""
         try:
             keys = _FILE.validate_python(tomllib.loads(path.read_text("utf-8")))
             exposed = list(exposures(path))
@@ -234,13 +214,7 @@ class Keys:
         self._allowances = allowances
 
     def owner(self, *given: str) -> str:
-        """Return the owner of one of these keys, in a time that does not depend on the keys.
-
-        A blank key has no owner.
-
-        Raises:
-            UnauthorizedError: if none of them is known, or those of several owners.
-        """
+        """Return the one owner of these keys, in a time that does not depend on them."""
         found = set[str]()
         for one in given:
             digest, is_blank = hashlib.sha256(one.encode()).digest(), not one.strip()
@@ -254,11 +228,7 @@ class Keys:
         return found.pop()
 
     def count(self, name: str) -> None:
-        """Count a request of an owner.
-
-        Raises:
-            BusyError: if the owner's rate is exceeded.
-        """
+        """Count a request of an owner; BusyError if the owner's rate is exceeded."""
         windows, now = self._rates.get(name, ()), time.monotonic()
         waits = [
             (one.seconds_left(now), f"The rate of this API key is {one.rate}.") for one in windows
@@ -313,18 +283,7 @@ class Keys:
 
 
 class KeyFile:
-    """The API keys of a file.
-
-    Args:
-        path: a TOML file of keys.
-
-    Attributes:
-        watch: watch that reads the file again.
-        keys: the keys in use; one object, whose content changes.
-
-    Raises:
-        UsageError: if the file cannot be read or has no keys.
-    """
+    """The API keys of a file, in one object whose content changes with the file."""
 
     def __init__(self, path: Path) -> None:
         # Before the read, or a change between both would be overlooked.
@@ -339,16 +298,8 @@ class KeyFile:
 
 
 def given_keys(headers: Iterable[tuple[str, str]]) -> Collection[str]:
-    """Return the API keys of a request over HTTP or gRPC.
-
-    Either header may have one: a gateway in front may use the other one for its own key.
-
-    Args:
-        headers: all headers, with names in lower case.
-
-    Raises:
-        UnauthorizedError: if one header is there twice, with different keys.
-    """
+    """Return the API keys of a request over HTTP or gRPC, whose headers are in lower case."""
+    # Either header may have one: a gateway in front may use the other one for its own key.
     found = dict[str, str]()
     for name, value in headers:
         key = value
@@ -371,18 +322,7 @@ def make_key(
     seconds: str | None = None,
     admin: bool = False,
 ) -> tuple[str, str]:
-    """Return a new key, and the section of the file that admits it.
-
-    Args:
-        name: name of the owner.
-        rate: maximum rate of requests, such as ``60/minute``; None for no limit.
-        tokens: maximum rate of tokens.
-        seconds: maximum rate of predicted seconds of the engine.
-        admin: whether the key may load, reload and unload models.
-
-    Raises:
-        UsageError: if a rate or the name is malformed.
-    """
+    """Return a new key, and the section of the file that admits it at rates as ``60/minute``."""
     if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
         raise UsageError(
             f"NAME must be letters, digits, - and _, got {name!r}.", "Choose another name."
@@ -408,14 +348,8 @@ def make_key(
 
 
 def exposures(file: Path) -> Iterator[str]:
-    """Yield a sentence for each way in which every user of the machine may read or replace a file.
-
-    Args:
-        file: a file or a link to one. All folders that the system passes on the way are checked.
-
-    Raises:
-        OSError: if the file cannot be examined.
-    """
+    """Yield a sentence for each way in which any user may read or replace a file."""
+    # All folders that the system passes on the way are checked, through links too.
     if os.name != "posix":
         return  # other systems do not use the permission bits
     mode = file.stat().st_mode

@@ -49,22 +49,7 @@ async def answer_documents(
     options: AnswerOptions = NO_OPTIONS,
     inline: InlineTokens | None = None,
 ) -> list[DocumentAnswer]:
-    """Classify the documents of a request whose body has arrived, and log and time the answers.
-
-    Args:
-        request: the request.
-        service: the service that classifies.
-        documents: all documents of the request, at least one.
-        deadline: the client's deadline by ``time.monotonic``.
-        given: the extra inputs of each document; None for none.
-        options: options of the request for its answers.
-        inline: the tokens whose answers are part of JSON objects; see ``Service.classify``.
-
-    Raises:
-        ClientGoneError: if the client closed its connection.
-        DeadlineError: if the deadline passed.
-        AftexportError: for the reasons of ``Service.classify``.
-    """
+    """Classify the documents of a request that has arrived; log and time the answers."""
     service.traces.record("receive", request.state.started, time.monotonic())
     work = service.classify(documents, deadline, given, options=options, inline=inline)
     answers = await run_until_disconnect(work, request.receive, deadline)
@@ -90,21 +75,14 @@ async def check_documents(
 
 
 def _add_server_timing(request: Request, stages: Mapping[str, float]) -> None:
-    """Add the stages of a request to its response.
-
-    Args:
-        request: the request.
-        stages: longest seconds of a document in each stage, by name.
-    """
+    """Add the longest seconds of a document in each stage to the response."""
     value = ", ".join(f"{name};dur={1000 * seconds:.3f}" for name, seconds in stages.items())
     request.state.headers[b"server-timing"] = value.encode()
 
 
 async def complete_json(answer: DocumentAnswer, turns: LoopTurns) -> bytes:
-    """Return an answer with every head as JSON; cancellation does not wait for it.
-
-    An answer for many tokens takes a tenth of a second, so a thread makes it.
-    """
+    """Return an answer with every head as JSON; cancellation does not wait for it."""
+    # An answer for many tokens takes a tenth of a second, so a thread makes it.
     await turns.take()
     if not answer.tokens.results:
         return _json(answer)
@@ -134,16 +112,11 @@ def _line(content: BaseModel) -> bytes:
 
 
 class LinesResponse(Response):
-    """A response with one line for each task, in their order.
+    """A response with one line for each task, in their order."""
 
-    At the deadline, the tasks that are not done get a line with status 504. All tasks end with the
-    response, and once the client has left. A closed connection may show at the next line only.
-
-    Args:
-        tasks: the tasks that make the lines.
-        media_type: media type of the body.
-        deadline: deadline of the client by ``time.monotonic``.
-    """
+    # At the deadline, the tasks that are not done get a line with status 504. All tasks end with
+    # the response, and once the client has left. A closed connection may show at the next line
+    # only.
 
     def __init__(
         self, tasks: Sequence["asyncio.Task[bytes]"], media_type: str, deadline: float
@@ -188,21 +161,12 @@ class LinesResponse(Response):
 
 
 class PartsResponse(Response):
-    """A response whose parts are made one at a time, so that its memory stays bounded.
+    """A response whose parts are made one at a time, so that its memory stays bounded."""
 
-    Each part is made in a thread, because the tokens of a part can take a tenth of a second. The
-    server makes a part once the client has read most of those before, and makes none after the
-    client has left. At the deadline the server closes the connection, so that the client sees an
-    incomplete body.
-
-    Args:
-        parts: the parts of the body.
-        media_type: media type of the body.
-        headers: other headers.
-        size: bytes of the body; None if they are not known.
-        deadline: deadline of the client by ``time.monotonic``; by default none, for parts that
-            end with an error by themselves.
-    """
+    # Each part is made in a thread, because the tokens of a part can take a tenth of a second. The
+    # server makes a part once the client has read most of those before, and none after the client
+    # has left. At the deadline it closes the connection, so that the client sees an incomplete
+    # body. Parts that end with an error by themselves need no deadline.
 
     def __init__(
         self,
@@ -249,17 +213,7 @@ def deadline_of(request: Request, seconds: float | None, max_seconds: float) -> 
 async def run_until_disconnect(
     work: Coroutine[Any, Any, T], receive: Receive, deadline: float
 ) -> T:
-    """Await ``work``; cancel it at the deadline, or once the client disconnects.
-
-    Args:
-        work: the work that the client asked for.
-        receive: ASGI's ``receive`` of a request whose body has arrived.
-        deadline: the client's deadline by ``time.monotonic``.
-
-    Raises:
-        ClientGoneError: if the client closed its connection.
-        DeadlineError: if the deadline passed.
-    """
+    """Await ``work``; cancel it at the deadline, or once the client disconnects."""
     left = deadline - time.monotonic()
     working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
     try:

@@ -52,12 +52,7 @@ def responses(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 
 def handle_problems(app: FastAPI, bodies: Mapping[str, ErrorBody]) -> None:
-    """Register handlers that answer every error with its status and message.
-
-    Args:
-        app: the application.
-        bodies: the JSON of errors in other formats, by the path of a route.
-    """
+    """Answer every error with its status, in the format of the route in ``bodies``."""
 
     def answer(
         request: Request,

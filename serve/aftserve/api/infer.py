@@ -21,7 +21,6 @@ from aftserve.api.document_answers import (
     deadline_of,
     run_until_disconnect,
 )
-from aftserve.api.document_schemas import body_schema
 from aftserve.api.error_responses import GUARDED, describe, responses, status_of
 from aftserve.api.model_choice import ChosenModel, models_of
 from aftserve.api.request_body import (
@@ -29,8 +28,10 @@ from aftserve.api.request_body import (
     JSON,
     NPY,
     TEXT,
+    TEXT_SCHEMA,
     accepted_type,
     body_parts,
+    body_schema,
     check_charset,
     checked,
     media_type,
@@ -79,14 +80,13 @@ _LINES_SCHEMA: dict[str, Any] = {
     "pattern": r"\S",
     "description": "JSON objects, one on each line.",
 }
-_TEXT_SCHEMA: dict[str, Any] = {"type": "string", "minLength": 1}
 _NPY_SCHEMA: dict[str, Any] = {
     "type": "string",
     "format": "binary",
     "description": "A file of numpy.save.",
 }
 _LINES_CONTENT = dict.fromkeys(LINES_TYPES, _LINES_SCHEMA)
-_INFER = body_schema(InferRequest, **{TEXT: _TEXT_SCHEMA, NPY: _NPY_SCHEMA}, **_LINES_CONTENT)
+_INFER = body_schema(InferRequest, **{TEXT: TEXT_SCHEMA, NPY: _NPY_SCHEMA}, **_LINES_CONTENT)
 _LINES_RESPONSE = {"content": {kind: {"schema": schema} for kind, schema in _LINES_CONTENT.items()}}
 EvidenceSpans = Annotated[
     int,
@@ -203,16 +203,11 @@ async def _respond(
 
 @dataclass(frozen=True)
 class _Body:
-    """The content of a request.
-
-    Attributes:
-        documents: the documents.
-        is_one: whether the answer is one object instead of a list.
-        given: the extra inputs of each document; None without any.
-    """
+    """The content of a request."""
 
     documents: Sequence[Document]
     is_one: bool
+    """Whether the answer is one object instead of a list."""
     given: Sequence[ExtraFields] | None = None
 
 
@@ -267,26 +262,9 @@ def _accepted_lines(request: Request) -> str | None:
 async def classify_lines(
     request: Request, classify: _Classify, *, kind: str, max_lines: int, deadline: float
 ) -> Response:
-    """Classify each line as it arrives; a line that fails does not delay the others.
-
-    Args:
-        request: a request whose body has not been received.
-        classify: function that classifies documents.
-        kind: media type of the answer.
-        max_lines: maximum number of lines.
-        deadline: the client's deadline by ``time.monotonic``.
-
-    Returns:
-        A response with the result or the problem of each line, in order. It begins once the body
-        has arrived and the first line is done: a client may read nothing before it has sent all.
-
-    Raises:
-        NotJsonError: if its headers name another charset, or an unknown encoding.
-        InputError: if the body has no line.
-        DocumentTooLongError: if there are too many lines.
-        ClientGoneError: if the client left.
-        DeadlineError: if the deadline passed before the first line was done.
-    """
+    """Classify each line as it arrives; a line that fails does not delay the others."""
+    # The answer begins once the body has arrived and the first line is done: a client may read
+    # nothing before it has sent all. Until then the deadline is an error of the request.
     tasks: list[asyncio.Task[bytes]] = []
     check_charset(request)
     try:

@@ -57,19 +57,9 @@ _CHARACTERS = re.compile(
 def parse_in_steps(
     body: bytes, hold: Callable[[int], None], max_entries: Mapping[str, int]
 ) -> Steps[Any]:
-    """Return the value of a JSON body; lists of numbers are arrays of at most three axes.
-
-    Args:
-        body: the body.
-        hold: function that is called with the size of each part of an array, before it is made,
-            and of each long text.
-        max_entries: maximum length of the lists in the outermost object, by field.
-
-    Raises:
-        ValueError: if it is not JSON.
-        InputError: if it is nested too deeply.
-        DocumentTooLongError: if it, or one of these lists, has too many values.
-    """
+    """Return the value of a JSON body; lists of numbers are arrays of at most three axes."""
+    # ``hold`` is called with the bytes of each part of an array before it is made, and of each long
+    # text. ``max_entries`` limits the lists in the outermost object, by field.
     reader = _Reader(body, hold, max_entries)
     value = yield from reader.value(0)
     if (yield from reader.next_byte()):
@@ -249,11 +239,7 @@ class _Reader:
 
 
 class _Entries:
-    """The entries of a list, which is an array as long as all are numbers, or equal arrays.
-
-    Args:
-        count: function that counts the values that are not in an array.
-    """
+    """The entries of a list: an array as long as all are numbers or equal arrays."""
 
     def __init__(self, count: Callable[[int], None]) -> None:
         self._count = count

@@ -25,14 +25,10 @@ _MAX_READINGS = 4
 
 
 class ModelPathMiddleware:
-    """ASGI middleware that takes ``/models/NAME`` from the start of a path.
+    """ASGI middleware that takes ``/models/NAME`` from the start of a path."""
 
-    The rest of the path is that of a server with one model. The name goes into the state of the
-    request, and ``/models/NAME`` to the end of ``root_path``, which routers leave out.
-
-    Args:
-        app: the application.
-    """
+    # The name goes into the state of the request, and ``/models/NAME`` to the end of ``root_path``,
+    # which routers leave out. The rest of the path is that of a server with one model.
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -63,11 +59,7 @@ def path_name(request: Request) -> str | None:
 
 
 def visible(request: Request) -> Sequence[Service]:
-    """Return the models that a request may name: below ``/models/NAME`` only that one.
-
-    Raises:
-        NotFoundError: if the path names a model that is not loaded.
-    """
+    """Return the models that a request may name: below ``/models/NAME`` only that one."""
     models, name = models_of(request), path_name(request)
     return models.loaded() if name is None else [models.named(name)]
 
@@ -78,11 +70,7 @@ def shows_names(request: Request) -> bool:
 
 
 async def _check_path(request: Request) -> None:
-    """Check that the model in the path of a request is loaded; it needs no API key.
-
-    Raises:
-        NotFoundError: if it is not; the error lists the models if the server has no API keys.
-    """
+    """Check that the model in the path is loaded; it needs no API key."""
     name = path_name(request)
     if name is None:
         return
@@ -100,21 +88,13 @@ OPEN = (Depends(_check_path),)
 
 
 def chosen_or_none(request: Request) -> Service | None:
-    """Return the model of a request's path; None for the default if there is none.
-
-    Raises:
-        NotFoundError: if the path names a model that is not loaded.
-    """
+    """Return the model of a request's path, or the default; None if there is none."""
     models, name = models_of(request), path_name(request)
     return models.default if name is None else models.named(name)
 
 
 async def chosen(request: Request) -> Service:
-    """Return the model of a request's path: the model that it names, or the default.
-
-    Raises:
-        NotFoundError: if that model is not loaded, or there is no default.
-    """
+    """Return the model of a request's path, or the default; NotFoundError without it."""
     service = chosen_or_none(request)
     if service is None:
         names = [service.name for service in models_of(request).loaded()]
@@ -132,15 +112,7 @@ ChosenModel = Annotated[Service, Depends(chosen)]
 
 
 async def requested(request: Request, name: str | None) -> Service:
-    """Return the model that a body or the rest of a path names.
-
-    Args:
-        request: the request.
-        name: the name; None for the model of the request's path.
-
-    Raises:
-        NotFoundError: if that model is not loaded, or ``/models/NAME`` names another one.
-    """
+    """Return the model that a body or the rest of a path names; None means the path's."""
     if name is None:
         return await chosen(request)
     return _noted(request, named_in(visible(request), name))
@@ -154,11 +126,7 @@ def _noted(request: Request, service: Service) -> Service:
 
 
 def check_name(request: Request, name: str) -> None:
-    """Check that the path of a request allows the name of a model, which need not be loaded.
-
-    Raises:
-        NotFoundError: if ``/models/NAME`` names another model.
-    """
+    """Check that the path of a request allows the name of a model, loaded or not."""
     expected = path_name(request)
     if expected not in (None, name):
         raise NotFoundError(
@@ -167,11 +135,7 @@ def check_name(request: Request, name: str) -> None:
 
 
 async def visible_states(request: Request) -> Sequence[ModelState]:
-    """Return the states of the models, loaded or not; below ``/models/NAME`` only of that one.
-
-    Raises:
-        NotFoundError: if the path names a model that the server does not know.
-    """
+    """Return the states of the models; below ``/models/NAME`` only of that one."""
     states, name = await models_of(request).index(), path_name(request)
     if name is None:
         return states
@@ -185,11 +149,7 @@ async def visible_states(request: Request) -> Sequence[ModelState]:
 
 
 def readiness(request: Request) -> tuple[bool, str]:
-    """Return whether the server takes requests, or the model of ``/models/NAME``, and its status.
-
-    Raises:
-        NotFoundError: if the path names a model that is not loaded.
-    """
+    """Return whether the server, or the model of the path, takes requests, and its status."""
     models, name = models_of(request), path_name(request)
     if name is None:
         return models.ready, models.status
@@ -202,22 +162,9 @@ async def read_and_answer(
     read: Callable[[Manifest], T],
     answer: Callable[[T], Coroutine[Any, Any, Sequence[DocumentAnswer]]],
 ) -> tuple[T, Sequence[DocumentAnswer]]:
-    """Read a request by a manifest, and answer it by the bundle of the same manifest.
-
-    A reload may come between the two. The request is then read and answered again, because names
-    that were found in one bundle may be absent from the other.
-
-    Args:
-        service: the model that answers.
-        read: reads the request by a manifest, and raises an error if the model cannot answer it.
-        answer: classifies what was read; its list may be empty.
-
-    Returns:
-        What was read, and the answers.
-
-    Raises:
-        UnavailableError: if another bundle answered each time.
-    """
+    """Read a request by a manifest, and answer it by the bundle of the same manifest."""
+    # A reload may come between the two. The request is then read and answered again, because names
+    # that were found in one bundle may be absent from the other.
     for _ in range(_MAX_READINGS):
         bundle = service.active.bundle
         reading = read(bundle.manifest)

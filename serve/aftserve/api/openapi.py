@@ -10,10 +10,17 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from aftexport.extra_inputs import ExtraInput
-from aftserve.api.document_schemas import TEXT, Describe, Schema, ids_schema, put_body, several
 from aftserve.api.model_choice import OPEN, chosen_or_none, path_name, shows_names, visible
 from aftserve.api.open_inference.schemas import InferenceRequest
-from aftserve.api.request_body import BYTES
+from aftserve.api.request_body import (
+    BYTES,
+    TEXT_SCHEMA,
+    Describe,
+    Schema,
+    ids_schema,
+    put_body,
+    several,
+)
 from aftserve.model.classifier import Classifier
 from aftserve.model.wanted import MAX_NAMES, choices
 from aftserve.schemas import DocumentRequest, InferRequest
@@ -22,15 +29,9 @@ PATH = "/openapi.json"
 
 
 def create_router(app: FastAPI, describers: Sequence[Describe]) -> APIRouter:
-    """Build the endpoint of the OpenAPI document, which needs no API key.
-
-    The document has the limits of the model of the request's path, also after a reload. Without
-    such a model it has no limits.
-
-    Args:
-        app: the application.
-        describers: functions of adapters that put the limits into their part of a document.
-    """
+    """Build the endpoint of the OpenAPI document, which needs no API key."""
+    # The document has the limits of the model of the request's path, also after a reload, and none
+    # without such a model. ``describers`` put them into the parts of the adapters.
     router = APIRouter(include_in_schema=False, dependencies=OPEN)
     # No key is needed, so repeated requests must stay cheap. By the name in the path, a classifier
     # has at most two documents: below its name, and that without a name.
@@ -119,8 +120,8 @@ def _bodies(
     extras: tuple[ExtraInput, ...],
 ) -> dict[str, Schema]:
     ids = ids_schema(vocab_size, min_tokens)
-    one = {"text": TEXT, "input_ids": ids}
-    many = {"text": TEXT, "texts": several(TEXT), "input_ids": several(ids)}
+    one = {"text": TEXT_SCHEMA, "input_ids": ids}
+    many = {"text": TEXT_SCHEMA, "texts": several(TEXT_SCHEMA), "input_ids": several(ids)}
     if not has_tokenizer:
         one, many = {"input_ids": ids}, {"input_ids": many["input_ids"]}
     if features:

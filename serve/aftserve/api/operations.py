@@ -10,10 +10,9 @@ from fastapi import APIRouter, Request, Response, params
 from aftexport import __version__
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftserve.api.document_answers import DeadlineSeconds, deadline_of, run_until_disconnect
-from aftserve.api.document_schemas import body_schema
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.model_choice import OPEN, ChosenModel, readiness
-from aftserve.api.request_body import accepted_type, read_json
+from aftserve.api.request_body import accepted_type, body_schema, read_json
 from aftserve.model.answers import max_inline_tokens
 from aftserve.model.load import ActiveBundle
 from aftserve.model.wanted import explainable
@@ -43,12 +42,7 @@ _METRICS_RESPONSE = {
 
 
 def create_router(models: ModelRepository, guards: Sequence[params.Depends]) -> APIRouter:
-    """Build the endpoints of health, metrics and the description of the server.
-
-    Args:
-        models: the models that are described.
-        guards: checks of a request, except to the endpoints of health.
-    """
+    """Build the endpoints of the server's state; ``guards`` leave out those of health."""
     problems = responses(Problem)
     guarded: dict[str, Any] = {"dependencies": guards}
     refusals: dict[int | str, dict[str, Any]] = {status: problems[status] for status in GUARDED}
@@ -89,11 +83,7 @@ def create_router(models: ModelRepository, guards: Sequence[params.Depends]) -> 
 
 
 def create_reload_router(guards: Sequence[params.Depends]) -> APIRouter:
-    """Build the endpoint that reloads the bundle.
-
-    Args:
-        guards: checks of a request; they require an API key that is marked admin.
-    """
+    """Build the endpoint that reloads the bundle; ``guards`` require an admin key."""
     problems = responses(Problem)
     refusals: dict[int | str, dict[str, Any]] = {
         status: problems[status] for status in (401, 404, 429, 503)

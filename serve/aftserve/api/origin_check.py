@@ -1,4 +1,4 @@
-"""Checks of the Origin and Host headers that browsers send.
+"""Checks of a request before its body is read: its Origin and Host headers, and its query.
 
 A page of any site can make a browser send a request to this server. The page cannot
 read the answer, unless its own host name resolves to this server (DNS rebinding).
@@ -10,7 +10,11 @@ from ipaddress import IPv6Address, ip_address
 from typing import NamedTuple
 
 from fastapi import Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 
+from aftexport.errors import InputError
+from aftexport.system.arguments import nearest
 from aftserve.errors import RefusedError
 
 _HOST = re.compile(r"(\[[^\[\]]+\]|[^\s\[\]:/@?#]+)(?::(\d{0,5}))?", re.ASCII)
@@ -38,13 +42,9 @@ class _Place(NamedTuple):
 def named_host(
     hosts: Sequence[str], allowed_hosts: Sequence[str]
 ) -> Callable[..., Awaitable[None]]:
-    """Return a dependency that refuses a request whose Host header names another server.
-
-    Args:
-        hosts: the addresses that the server listens on; none if it has only a Unix socket.
-        allowed_hosts: host names that are accepted beside names of loopback; ``*`` accepts all.
-            If it is empty, only a server on loopback or a Unix socket checks the name.
-    """
+    """Return a dependency that refuses a Host header that names another server."""
+    # ``*`` allows every name. If none is allowed, only a server on loopback or a Unix socket checks
+    # it.
     is_local = all(_is_loopback(_canonical(host)) for host in hosts)
     any_host = "*" in allowed_hosts or not (allowed_hosts or is_local)
     own = {_canonical(name) for name in (*hosts, *allowed_hosts)} - _ALL_ADDRESSES
@@ -66,14 +66,9 @@ def named_host(
 
 
 def same_origin(origins: Sequence[str]) -> Callable[..., Awaitable[None]]:
-    """Return a dependency that refuses a request with effects from a page of another origin.
-
-    Browsers send Sec-Fetch-Site to loopback and over TLS. Over plain HTTP to any other host, the
-    Origin header tells whose page it is.
-
-    Args:
-        origins: the origins whose pages may send requests; ``*`` for all.
-    """
+    """Return a dependency that refuses effects by a page of another origin; ``*`` allows all."""
+    # Browsers send Sec-Fetch-Site to loopback and over TLS. Over plain HTTP to any other host, the
+    # Origin header tells whose page it is.
     allowed = {_canonical_origin(origin) for origin in origins}
 
     async def check(request: Request) -> None:
@@ -141,3 +136,28 @@ def _is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
+
+
+async def check_query(request: Request) -> None:
+    """Check that the endpoint of a request has its query parameters."""
+    if not request.query_params:
+        return
+    route: APIRoute = request.scope["route"]
+    known = _query_names(route.dependant)
+    for name in request.query_params:
+        if name not in known:
+            likely = nearest(name, known)
+            remedy = f"Write {likely}." if likely else "Leave it out."
+            raise InputError(f"Expected {_listed(known)}, got {name[:100]!r}.", remedy)
+
+
+def _query_names(dependant: Dependant) -> list[str]:
+    """Return the query parameters of an endpoint and of its checks."""
+    own = [one.alias for one in dependant.query_params]
+    return own + [name for one in dependant.dependencies for name in _query_names(one)]
+
+
+def _listed(known: Sequence[str]) -> str:
+    if not known:
+        return "no query parameter"
+    return f"the query parameter{'s' * (len(known) > 1)} {', '.join(known)}"

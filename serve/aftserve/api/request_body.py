@@ -1,9 +1,9 @@
-"""From the bytes of a request body to a checked request: JSON, text, bytes or a .npy file."""
+"""From the bytes of a request body to a checked request, and the schemas of bodies for OpenAPI."""
 
 import codecs
 import math
 import re
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from email.message import Message
 from typing import Any, TypeVar
@@ -68,21 +68,7 @@ async def read_json(
     other_types: Sequence[str] = (),
     max_entries: Mapping[str, int],
 ) -> Model:
-    """Receive and check a JSON body.
-
-    Args:
-        request: a request whose body has not been received.
-        model: model of the body.
-        other_types: media types that the endpoint takes beside JSON, for the error message.
-        max_entries: maximum length of the lists, by field.
-
-    Raises:
-        NotJsonError: if its headers say that it is not JSON, or of an unknown encoding.
-        InputError: if it is not JSON, or has a field that the model lacks.
-        DocumentTooLongError: if a list has too many entries.
-        RequestValidationError: if a field does not fit the model.
-        ClientGoneError: if the client left before the end of the body.
-    """
+    """Receive and check a JSON body, whose lists have at most ``max_entries`` by field."""
     kind = media_type(request)
     if kind != JSON and not kind.endswith("+json"):
         raise NotJsonError(
@@ -97,21 +83,9 @@ async def read_json(
 
 
 async def read_text(request: Request, classifier: Classifier) -> str:
-    """Receive one document, and stop as soon as it has too many tokens.
-
-    Each piece that arrives is tokenized to count its tokens. The complete document is tokenized
-    later, as a whole. A byte order mark at its beginning is removed.
-
-    Args:
-        request: a request whose body has not been received.
-        classifier: the classifier with the tokenizer and the limits.
-
-    Raises:
-        NotJsonError: if its headers name another charset, or an unknown encoding.
-        InputError: if it is not UTF-8, or the bundle has no tokenizer.
-        DocumentTooLongError: if it is over a limit.
-        ClientGoneError: if the client left before the end of the body.
-    """
+    """Receive one document, and stop as soon as it has too many tokens."""
+    # Each piece that arrives is tokenized to count its tokens. The complete document is tokenized
+    # later, as a whole. A byte order mark at its beginning is removed.
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     parts, piece, characters, tokens = list[str](), "", 0, 0
     check_charset(request)
@@ -132,20 +106,7 @@ async def read_text(request: Request, classifier: Classifier) -> str:
 
 
 async def read_bytes(request: Request, classifier: Classifier) -> Tokens:
-    """Receive one document of raw bytes, and stop as soon as it has too many.
-
-    Args:
-        request: a request whose body has not been received.
-        classifier: a classifier that takes bytes, with the limits.
-
-    Returns:
-        The bytes as token ids.
-
-    Raises:
-        NotJsonError: if the encoding of the body is unknown.
-        DocumentTooLongError: if it is over the limit.
-        ClientGoneError: if the client left before the end of the body.
-    """
+    """Receive one document of raw bytes as token ids, and stop as soon as it has too many."""
     document = bytearray()
     async for content in body_parts(request):
         document += content
@@ -157,23 +118,7 @@ async def read_bytes(request: Request, classifier: Classifier) -> Tokens:
 async def read_npy(
     request: Request, classifier: Classifier, space: FeatureSpace, max_bytes: int
 ) -> NDArray[np.int64] | FeatureTokens:
-    """Receive one document, and refuse it by its header before its values arrive.
-
-    Args:
-        request: a request whose body has not been received.
-        classifier: the classifier with the features and the limits.
-        space: space for the features of a large document.
-        max_bytes: maximum size of the body.
-
-    Raises:
-        NotJsonError: if its encoding is unknown, or it is not a .npy file.
-        InputError: if it is not a document of the model.
-        DocumentTooLongError: if it has too many tokens.
-        BodyTooLargeError: if it has too many bytes.
-        BusyError: if the document does not fit now.
-        StorageError: if the disk is full.
-        ClientGoneError: if the client left before the end of the body.
-    """
+    """Receive one document, and refuse it by its header before its values arrive."""
     check_encoding(request)
     if classifier.needs_words:
         raise NotJsonError(f"This model needs the words of a text, got {NPY}.", "Send text/plain.")
@@ -206,12 +151,7 @@ async def receive(request: Request) -> bytes:
 
 
 async def body_parts(request: Request) -> AsyncIterator[bytes]:
-    """Yield the parts of a body as they arrive.
-
-    Raises:
-        NotJsonError: if its encoding is unknown.
-        ClientGoneError: if the client left before its end.
-    """
+    """Yield the parts of a body as they arrive; ClientGoneError if the client leaves."""
     check_encoding(request)
     try:
         async for content in request.stream():
@@ -261,18 +201,7 @@ def accepted_type(request: Request, kinds: Collection[str]) -> str | None:
 async def parse_json(
     request: Request, body: bytes, max_entries: Mapping[str, int] | None = None
 ) -> Any:
-    """Return the value of a JSON body, in which lists of numbers may be arrays.
-
-    Args:
-        request: the request.
-        body: its body, or a part of it.
-        max_entries: maximum length of the lists in it, by field, which ends the work early.
-
-    Raises:
-        InputError: if it is not JSON, or is nested too deeply.
-        DocumentTooLongError: if it has too many values.
-        BusyError: if its values take more memory than is free.
-    """
+    """Return the value of a JSON body, in which lists of numbers may be arrays."""
     turns, hold = models_of(request).shared.turns, request.state.body.hold_values
     try:
         if len(body) <= _STEP_BYTES:
@@ -292,11 +221,9 @@ async def parse_json(
 
 
 def checked(content: Any, model: type[Model], max_entries: Mapping[str, int]) -> Model:
-    """Check the value of a body; see ``read_json``.
-
-    The error names only the first fault, because a list of all faults of a hostile body would take
-    minutes and gigabytes.
-    """
+    """Check the value of a body; see ``read_json``."""
+    # The error names only the first fault, because a list of all faults of a hostile body would
+    # take minutes and gigabytes.
     known = ", ".join(model.model_fields)
     if not isinstance(content, dict):
         raise InputError(
@@ -431,3 +358,73 @@ async def _values(
 def _check_received(received: int, expected: int) -> None:
     if received > expected:
         raise InputError(f"The array must have {expected} bytes by its header, got more.", SAVE)
+
+
+COMPONENTS = "#/components/schemas/"
+Schema = dict[str, Any]
+Describe = Callable[[Schema, Classifier | None, Sequence[str]], None]
+"""A function that puts the limits of a model into an OpenAPI document.
+
+It gets the document, the classifier of the model, and the names of the models that a request may
+name. Without a model, which is None, the document has no limits. The names are empty if the
+document leaves them out.
+"""
+# Name no maximum length: a document that is too long gets 413, and GET /info has the limits.
+TEXT_SCHEMA: Schema = {"type": "string", "minLength": 1}
+"""The schema of a text."""
+
+
+def body_schema(model: type[BaseModel], **others: Schema) -> dict[str, Any]:
+    """Return a route's description of a body that the endpoint reads itself."""
+    json = {"schema": {"$ref": COMPONENTS + model.__name__}}
+    content = {"application/json": json} | {kind: {"schema": s} for kind, s in others.items()}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def ids_schema(vocab_size: int | None, min_tokens: int) -> Schema:
+    """Return the schema of the token ids of one document."""
+    return {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 0, "maximum": (vocab_size or 1) - 1},
+        "minItems": min_tokens,
+        "description": "Token ids of one document.",
+    }
+
+
+def document_schemas(classifier: Classifier | None) -> list[Schema]:
+    """Return the schemas of a document without extra inputs; none for features."""
+    if classifier is None:
+        return [
+            TEXT_SCHEMA,
+            {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+        ]
+    manifest = classifier.manifest
+    if manifest.features is not None or manifest.extra_inputs:
+        return []
+    ids = ids_schema(manifest.vocab_size, classifier.min_tokens)
+    return [*([TEXT_SCHEMA] if classifier.has_tokenizer else []), ids]
+
+
+def any_of(schemas: list[Schema]) -> Schema:
+    """Return the schema of a value that has one of the schemas, which may be none."""
+    return {"anyOf": schemas} if schemas else {"not": {}}
+
+
+def several(schema: Schema) -> Schema:
+    """Return the schema of a list of at least one value."""
+    return {"type": "array", "items": schema, "minItems": 1}
+
+
+def name_schema(names: Sequence[str], *others: None) -> Schema:
+    """Return the schema of the name of a model."""
+    return {"enum": [*names, *others]} if names else {"type": ["string", *["null" for _ in others]]}
+
+
+def put_body(document: Schema, model: type[BaseModel], properties: Mapping[str, Schema]) -> None:
+    """Put the schema of a body into an OpenAPI document."""
+    # The models in it get names of their own, because other bodies may have models of equal names.
+    start = f"{model.__name__}."
+    schema = model.model_json_schema(ref_template=f"{COMPONENTS}{start}{{model}}")
+    schema["properties"] |= properties
+    parts = {f"{start}{name}": part for name, part in schema.pop("$defs", {}).items()}
+    document["components"]["schemas"] |= parts | {model.__name__: schema}

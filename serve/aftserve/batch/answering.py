@@ -51,23 +51,18 @@ Source = Document | Path | AftexportError
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a document: an answer or an error.
-
-    Attributes:
-        answer: the answer of each head.
-        error: the error in place of an answer.
-        tokens_total: tokens of the document; 0 if unknown.
-        tokens_used: tokens that the model saw.
-        tokens: the answers for the tokens; None without an answer.
-        result: the server's answer, if it was asked for.
-    """
+    """The outcome of a document: an answer or an error."""
 
     answer: Answer | None = None
     error: AftexportError | None = None
     tokens_total: int = 0
+    """Tokens of the document; 0 if unknown."""
     tokens_used: int = 0
+    """Tokens that the model saw."""
     tokens: TokenAnswers | None = None
+    """The answers for the tokens; None without an answer."""
     result: DocumentResult | None = None
+    """The server's answer, if it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +76,7 @@ class _Held:
 def _with_fields(
     documents: Iterable[Source], given: Iterable[ExtraFields] | None
 ) -> Iterator[tuple[Source, ExtraFields]]:
-    """Yield each document with its extra inputs.
-
-    Raises:
-        UsageError: if there are more or fewer extra inputs than documents.
-    """
+    """Yield each document with its extra inputs; UsageError if there are more or fewer."""
     fields = None if given is None else iter(given)
     remedy = "Give one mapping for each document."
     count = 0
@@ -103,22 +94,9 @@ def _with_fields(
 
 
 class OfflineClassifier:
-    """The model of a bundle, loaded and compared with its golden cases; threads may share it.
+    """The model of a bundle, loaded and compared with its golden cases; threads may share it."""
 
-    Args:
-        settings: settings of the server; settings of requests and the queue are ignored.
-        digest: required digest of the bundle; None for any.
-        measures_costs: whether the costs of runs are measured at once, which takes seconds; see
-            ``measure_costs``.
-
-    Raises:
-        AftexportError: if the model cannot be loaded.
-        ParityError: if the golden cases are out of bound.
-
-    Attributes:
-        bundle: the bundle.
-        classifier: the classifier of its model.
-    """
+    # Settings of requests and the queue are ignored. ``digest`` is the required bundle's.
 
     def __init__(
         self, settings: Settings, digest: str | None = None, *, measures_costs: bool = True
@@ -139,11 +117,7 @@ class OfflineClassifier:
             self.measure_costs()
 
     def measure_costs(self) -> None:
-        """Measure the costs of runs, which decide how documents share them, unless it was done.
-
-        Raises:
-            AftexportError: if a run fails.
-        """
+        """Measure the costs of runs, which decide how documents share them, unless it was done."""
         with self._turn:
             self._model.measurement.measure_all()
 
@@ -156,18 +130,9 @@ class OfflineClassifier:
         wanted: Wanted = EVERY_HEAD,
         on_done: Callable[[int], None] | None = None,
     ) -> Iterator[Outcome]:
-        """Classify documents in shared runs; if a run fails, each of them gets a single run.
-
-        Args:
-            documents: the documents, consumed as needed.
-            given: extra inputs of each document; None for none.
-            finish: makes the results of the outcomes; None for outcomes without results.
-            wanted: the wanted part of the answers.
-            on_done: a callback of the number of documents after each run.
-
-        Yields:
-            The outcome of each document, in order.
-        """
+        """Yield the outcomes in order; if a shared run fails, each of its documents runs alone."""
+        # Documents are consumed as needed. ``finish`` makes the results of outcomes, and
+        # ``on_done`` gets the number of documents after each run.
         outcomes: list[Outcome] = []
         held: dict[int, _Held] = {}
         tokens = 0
@@ -311,17 +276,7 @@ class OfflineClassifier:
 def shared_runs(
     lengths: Sequence[int], costs: CostModel, *, budget_tokens: int, masks_padding: bool
 ) -> Iterator[list[int]]:
-    """Group documents of similar length, as long as a shared run costs less than single runs.
-
-    Args:
-        lengths: tokens of each document.
-        costs: cost model of runs on this machine.
-        budget_tokens: maximum tokens of a shared run, padding included.
-        masks_padding: whether documents of several lengths may share a run.
-
-    Yields:
-        Indices of the documents of each run; each document is in exactly one.
-    """
+    """Yield the indices of documents that share a run, which costs less than single runs."""
     run: list[int] = []
     seconds = 0.0
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):

@@ -28,41 +28,26 @@ _MAX_CHARACTER_BYTES = 4
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents that can be read on every node.
-
-    Attributes:
-        count: number of documents.
-        ids: type of their ids; None if they are numbered.
-    """
+    """Documents that can be read on every node."""
 
     count: int
     ids: pa.DataType | None
+    """Type of their ids; None if they are numbered."""
 
     def blocks(self) -> Any:
-        """Return a Ray dataset in order, with the columns ``id``, and ``path`` or ``text``.
-
-        An extra input has a column of its name after ``INPUT``.
-        """
+        """Return a Ray dataset in order: ``id``, ``path`` or ``text``, and ``INPUT`` columns."""
         raise NotImplementedError
 
     def with_inputs(self, names: Sequence[str]) -> Self:
-        """Return the same documents with columns of extra inputs.
-
-        Args:
-            names: the names of the model's extra inputs, and of the columns.
-
-        Raises:
-            UsageError: if the documents have no such columns.
-        """
+        """Return the same documents with columns of the model's extra inputs."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class TextFiles(Documents):
-    """All files below a folder except hidden ones; their ids are the paths from there.
+    """All files below a folder except hidden ones; their ids are the paths from there."""
 
-    Bytes of a path that are not UTF-8 become ``\\x`` and two digits.
-    """
+    # Bytes of a path that are not UTF-8 become ``\x`` and two digits.
 
     paths: dict[str, bytes]
 
@@ -95,14 +80,7 @@ class TextFiles(Documents):
 
 @dataclass(frozen=True)
 class ParquetTexts(Documents):
-    """A column of one Parquet file, or of all below a folder in the order of their names.
-
-    Attributes:
-        files: absolute paths.
-        text: the column of texts.
-        id: the column of ids; None if the documents are numbered.
-        inputs: the columns of extra inputs.
-    """
+    """A column of one Parquet file, or of all below a folder in the order of their names."""
 
     files: list[str]
     text: str
@@ -111,11 +89,7 @@ class ParquetTexts(Documents):
 
     @classmethod
     def find(cls, place: Path, text: str, id: str | None) -> "ParquetTexts":
-        """Find the tables of a file or folder; ``id`` defaults to the column ``id``, if any.
-
-        Raises:
-            UsageError: if they cannot be read, or lack the column of texts.
-        """
+        """Find the tables of a file or folder; ``id`` defaults to the column ``id``, if any."""
         files = [place.absolute()] if not place.is_dir() else sorted(_files(place.absolute()))
         tables = [str(path) for path in files if path.suffix == ".parquet"]
         _check_all_is_parquet(place, files)
@@ -180,15 +154,7 @@ class ParquetTexts(Documents):
 
 
 def find(place: Path, *, text: str | None, id: str | None) -> Documents:
-    """Find the documents at a place: the rows of Parquet files, or every file if there are none.
-
-    Args:
-        place: a file or folder.
-        text, id: columns of Parquet; None for the usual ones.
-
-    Raises:
-        UsageError: if there are no documents.
-    """
+    """Find the documents: the rows of Parquet files, or every file if there are none."""
     if not place.exists():
         raise UsageError(f"{place} does not exist.", "Check the path.")
     if place.is_file() and place.suffix in _TABLES:
@@ -211,14 +177,8 @@ def find(place: Path, *, text: str | None, id: str | None) -> Documents:
 
 
 def texts_of(block: pa.Table, max_characters: int) -> Iterator[str | Path | AftexportError]:
-    """Yield the text of each document of a block, or the error that occurred.
-
-    Of a .npy file, its path is yielded.
-
-    Args:
-        block: a block of a dataset of ``Documents``.
-        max_characters: maximum length of a text; a larger file is not read.
-    """
+    """Yield the text of each document of a block, the path of a .npy file, or the error."""
+    # A file of more than ``max_characters`` is not read.
     if PATH in block.column_names:
         for cell in block[PATH]:
             path = Path(os.fsdecode(cell.as_py()))
@@ -311,11 +271,7 @@ def _shown(path: Path) -> str:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder, and broken links and links to folders, which then fail.
-
-    Raises:
-        UsageError: if a folder cannot be read.
-    """
+    """Yield the files below a folder, and broken links and links to folders, which then fail."""
     for place, folders, names in os.walk(folder, onerror=_unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for path in (Path(place, name) for name in (*folders, *names)):

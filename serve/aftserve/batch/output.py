@@ -55,12 +55,9 @@ _SPAN = pa.struct(
 
 
 class OutputError(AftexportError):
-    """The output cannot be written; an earlier file is unchanged.
+    """The output cannot be written; an earlier file is unchanged."""
 
-    Args:
-        path: path of the output.
-        error: the error of the system; its own text may name a temporary file.
-    """
+    # The system's own text may name a temporary file.
 
     exit_code = 1
 
@@ -77,13 +74,7 @@ def schema(
     ids: pa.DataType | None,
     calibrations: Mapping[str, Calibration] | None = None,
 ) -> pa.Schema:
-    """Return the columns: an id, the fields of the server's answer without times, and an error.
-
-    Args:
-        heads: heads of the model.
-        ids: type of the ids; None if the documents are numbered.
-        calibrations: calibrations of heads by their names.
-    """
+    """Return the columns: an id, the fields of the server's answer without times, and an error."""
     kinds = [
         pa.field(name, _answer_type(head, (calibrations or {}).get(name)))
         for name, head in heads.items()
@@ -173,14 +164,7 @@ def _answer_columns(outcomes: Sequence[Outcome], columns: pa.Schema) -> dict[str
 
 
 class Writer:
-    """A writer of rows to a Parquet or JSON lines file.
-
-    Args:
-        path: path to write to.
-        name: final name of the file, whose suffix decides the format.
-        columns: see ``schema``.
-        numbered: whether the ids are the numbers of the rows.
-    """
+    """A writer of rows to a file, whose final name decides the format."""
 
     def __init__(self, path: Path, name: Path, columns: pa.Schema, *, numbered: bool) -> None:
         self._numbered = numbered
@@ -217,10 +201,8 @@ class Writer:
 
 
 def _shown(ids: pa.ChunkedArray) -> list[Any]:
-    """Convert ids to JSON values; every id can be converted, so that no run fails for its ids.
-
-    Bytes that are not UTF-8 become ``\\x`` and two digits, and NaN and infinity become null.
-    """
+    """Convert ids to JSON values; every id can be converted, so that no run fails for its ids."""
+    # Bytes that are not UTF-8 become ``\x`` and two digits, and NaN and infinity become null.
     kind = ids.type.value_type if pa.types.is_dictionary(ids.type) else ids.type
     if any(is_of(kind) for is_of in _OF_BYTES):
         ids = ids.cast(pa.large_binary())
@@ -243,11 +225,7 @@ def _plain(value: Any) -> Any:
 
 
 def check_output(path: Path, place: Path) -> None:
-    """Check that an output has a known format, can be made, and is not part of the input.
-
-    Raises:
-        UsageError: if a condition does not hold.
-    """
+    """Check that an output has a known format, can be made, and is not part of the input."""
     if path.suffix not in SUFFIXES:
         raise UsageError(f"--output must end in .parquet or .jsonl, got {path}.", "Rename it.")
     if path.is_dir():
@@ -270,14 +248,7 @@ def _token_types(head: Head) -> Mapping[Field, pa.DataType]:
 def _token_column(
     name: str, head: Head, answers: Sequence[TokenAnswers | None], kind: pa.StructType
 ) -> pa.StructArray:
-    """Return the column of a head.
-
-    Args:
-        name: name of the head.
-        head: a head for tokens.
-        answers: answers of the documents; None for a document without an answer.
-        kind: type of the column.
-    """
+    """Return the column of a head for tokens, with null for a document without an answer."""
     arrays = [_array(name, head, field, answers) for field in head.fields]
     missing = pa.array([answer is None for answer in answers], pa.bool_())
     return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=missing)

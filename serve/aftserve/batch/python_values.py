@@ -57,10 +57,7 @@ def _checked_rows(document: Sequence[Any]) -> Document | InputError:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with Python's numbers and lists for tuples and NumPy's scalars and objects.
-
-    ``Client`` accepts the same values: it sends them as JSON.
-    """
+    """Return a value with Python's numbers and lists, as ``Client`` would send it in JSON."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiu":
         return value
     if isinstance(value, list | tuple):

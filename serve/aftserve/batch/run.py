@@ -92,21 +92,9 @@ def run(
     console: Console,
     interruption: Interruption,
 ) -> int:
-    """Classify documents; return the number of those with an error in place of an answer.
-
-    Args:
-        settings: settings of the bundle and its engine.
-        found: the documents.
-        out: the file to write; only a complete output replaces an earlier file.
-        actors: number of processes that hold the model.
-        address: the address from ``resolve``.
-        console: console that shows the progress.
-        interruption: the interruption to check for, because Ray's callbacks may swallow its
-            exception.
-
-    Raises:
-        AftexportError: if it cannot run, or does not finish.
-    """
+    """Classify documents; return the number of those with an error in place of an answer."""
+    # Only a complete output replaces an earlier file. Ray's callbacks may swallow the exception of
+    # an interruption.
     bundle = Bundle.open(settings.bundle)
     found = found.with_inputs([extra.name for extra in bundle.manifest.extra_inputs])
     columns = output.schema(bundle.manifest.heads, found.ids, bundle.manifest.calibration)
@@ -229,12 +217,10 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """Do the same as ``replacing_file``, and remove files of killed runs to the same output.
-
-    A run locks its file until the file is in its place. The system releases the lock however the
-    process ends, so an unlocked file has no owner. If the file system has no locks, nothing is
-    removed.
-    """
+    """Do the same as ``replacing_file``, and remove files of killed runs to the same output."""
+    # A run locks its file until the file is in its place. The system releases the lock however the
+    # process ends, so an unlocked file has no owner. If the file system has no locks, nothing is
+    # removed.
     if fcntl is None or is_device(out):
         with replacing_file(out) as aside:
             yield aside
@@ -246,10 +232,8 @@ def replacing(out: Path) -> Iterator[Path]:
 
 
 def _locked(file: Path) -> BinaryIO:
-    """Lock a file for as long as the returned file is open.
-
-    Another run may remove the file before it is locked; then it is made again.
-    """
+    """Lock a file for as long as the returned file is open."""
+    # Another run may remove the file before it is locked; then it is made again.
     while True:
         opened = file.open("ab")
         with suppress(OSError):  # the file system has no locks

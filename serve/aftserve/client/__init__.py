@@ -10,24 +10,22 @@ with Client("http://localhost:8000") as client:
 
 from typing import TYPE_CHECKING, Any
 
-from aftserve.client.errors import (
+from aftserve.client.results import (
     BusyError,
     DeadlineError,
-    InvalidRequestError,
-    NotAllowedError,
-    ServerError,
-    TooLongError,
-    UnavailableError,
-)
-from aftserve.client.results import (
     Evidence,
     HeadAnswer,
+    InvalidRequestError,
     LabelSpan,
+    NotAllowedError,
     Part,
     Result,
+    ServerError,
     Span,
     StreamedAnswer,
     Timings,
+    TooLongError,
+    UnavailableError,
 )
 
 if TYPE_CHECKING:

@@ -11,13 +11,6 @@ from typing import Any, Self, TypeVar, overload
 
 import httpx
 
-from aftserve.client.errors import (
-    BusyError,
-    ServerError,
-    TooLongError,
-    UnavailableError,
-    error_of,
-)
 from aftserve.client.request import (
     JSON,
     Array,
@@ -31,7 +24,15 @@ from aftserve.client.request import (
     single_body,
     to_json,
 )
-from aftserve.client.results import Result, StreamedAnswer
+from aftserve.client.results import (
+    BusyError,
+    Result,
+    ServerError,
+    StreamedAnswer,
+    TooLongError,
+    UnavailableError,
+    error_of,
+)
 from aftserve.client.transport import Transport
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import urlencode
 
-from aftserve.client.errors import DeadlineError, InvalidRequestError
+from aftserve.client.results import DeadlineError, InvalidRequestError
 
 _PART_BYTES = 1 << 20
 _ALIGNMENT = 64
@@ -35,14 +35,9 @@ class Array(Protocol):
 
 
 class ArrayBody:
-    """The bytes of one document of features, which can be sent several times.
+    """The bytes of one document of features ``[tokens, features]``, sent as float32."""
 
-    Args:
-        features: numbers ``[tokens, features]``, sent as float32.
-
-    Raises:
-        ValueError: if ``features`` is not such an array.
-    """
+    # It can be sent several times. ValueError means that the features are not such an array.
 
     content_type = "application/x-npy"
 
@@ -100,13 +95,7 @@ def single_body(
 def line_of(
     document: str | Sequence[int] | Array, fields: Iterator[Fields] | None, name: str | None
 ) -> bytes:
-    """Return a line with a document and the next extra inputs.
-
-    Args:
-        document: the document.
-        fields: the extra inputs of all documents left; None without any.
-        name: the document's field; None for that of a text or of token ids.
-    """
+    """Return a line with a document in the field ``name``, and the next extra inputs."""
     name = name or ("text" if isinstance(document, str) else "input_ids")
     content: dict[str, Any] = {name: document}
     if fields is not None:
@@ -133,11 +122,7 @@ def path_and_headers(content_type: str, query: str, left: float) -> tuple[str, d
 
 
 def to_json(content: Mapping[str, Any]) -> bytes:
-    """Return JSON of a mapping, with arrays as lists.
-
-    Raises:
-        InvalidRequestError: if a value is of another type.
-    """
+    """Return JSON of a mapping, with arrays as lists; InvalidRequestError for other values."""
     return json.dumps(content, default=_to_list).encode()
 
 

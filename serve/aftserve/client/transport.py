@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from aftserve.client.errors import (
+from aftserve.client.results import (
     BusyError,
     DeadlineError,
     InvalidRequestError,
@@ -26,15 +26,7 @@ _MAX_SHOWN_CHARACTERS = 500
 
 
 class Transport:
-    """The HTTP connections to a server.
-
-    Args:
-        url: URL of the server, ``http://host:port``.
-        api_key: API key, if the server requires one.
-
-    Raises:
-        InvalidRequestError: if ``url`` or ``api_key`` is malformed.
-    """
+    """The HTTP connections to a server; InvalidRequestError if its URL or key is malformed."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         headers = {"X-API-Key": api_key} if api_key is not None else {}
@@ -52,19 +44,9 @@ class Transport:
     def post(
         self, path: str, body: bytes | Iterable[bytes], headers: Mapping[str, str], seconds: float
     ) -> httpx.Response:
-        """Send a request once, and return its successful response.
-
-        Args:
-            path: path and query of the URL.
-            body: content of the request.
-            headers: headers beside that of the API key.
-            seconds: maximum time until the response is complete.
-
-        Raises:
-            DeadlineError: if the response takes longer.
-            UnavailableError: if the server cannot be reached, or a proxy lost it.
-            ServerError: if the response has another error status; its subclass names the reason.
-        """
+        """Send a request once, and return its successful response, or raise a ServerError."""
+        # The response must be complete within ``seconds``. UnavailableError also means that a proxy
+        # lost the request.
         with self.stream(path, body, headers, seconds) as response, self._known_errors():
             response.read()
         return response
@@ -73,10 +55,7 @@ class Transport:
     def stream(
         self, path: str, body: bytes | Iterable[bytes], headers: Mapping[str, str], seconds: float
     ) -> Iterator[httpx.Response]:
-        """Send a request once, and yield its successful response before its content has arrived.
-
-        Arguments and exceptions are those of ``post``.
-        """
+        """Send a request once as ``post``, and yield its response before its content arrives."""
         end = time.monotonic() + seconds
         request = self._http.build_request(
             "POST", path, content=body, headers=headers, timeout=seconds

@@ -1,4 +1,4 @@
-"""The access log: one line for each request."""
+"""The access log, one line for each request, and HEAD requests and panics as it counts them."""
 
 import logging
 import re
@@ -11,6 +11,7 @@ from prometheus_client import Counter
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aftexport.errors import panics_as_errors
 from aftserve.http.clients import client_at, current_client
 from aftserve.observability.tracing import request_id
 
@@ -27,36 +28,19 @@ def add_log_fields(request: HTTPConnection, **fields: Any) -> None:
 
 
 def name_request(given: str) -> str:
-    """Name the request that the current task answers, for its log line and its exemplars.
-
-    Args:
-        given: the name that the client sent; empty without one.
-
-    Returns:
-        That name if it is well-formed, and otherwise a new one.
-    """
+    """Name the request of the current task: by its client if well-formed, else a new name."""
     name = given if _NAME.fullmatch(given) else uuid.uuid4().hex
     request_id.set(name)
     return name
 
 
 class AccessLogMiddleware:
-    """ASGI middleware that names and times each request, and counts and logs its response.
+    """ASGI middleware that names and times each request, and counts and logs its response."""
 
-    It also notes the address of the client; an API key replaces it.
-
-    The name is the client's ``X-Request-ID`` if that is well-formed. The application may add to
-    ``headers`` of the request's state, which go into any response. Its ``model`` is the name of the
-    loaded model that the request belongs to. The functions in its ``releases`` are called when the
-    response has ended and is counted.
-
-    Args:
-        app: the application.
-        responses: counter of responses by path, status and model.
-        names: whether to send the name in the response; a proxy may do so itself.
-        probes: paths of the routes that machines ask every few seconds. The log has their
-            requests at the level of debug, unless the response is an error.
-    """
+    # The name is the client's ``X-Request-ID`` if that is well-formed. The state of a request has
+    # its ``model``, ``headers`` of any response, ``releases`` to call after its end, and the
+    # address of its client, which an API key replaces. Requests to ``probes`` are logged at the
+    # level of debug, unless they fail. A proxy may send the ``names`` itself.
 
     def __init__(
         self, app: ASGIApp, responses: Counter, *, names: bool, probes: Container[str] = ()
@@ -105,3 +89,33 @@ class AccessLogMiddleware:
             logger.log(level, "%s %s %d", scope["method"], asked, status, extra={"fields": fields})
             for release in releases:
                 release()
+
+
+class PanicMiddleware:
+    """ASGI middleware that lets a panic of a library in Rust be answered as other failures are."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application."""
+        with panics_as_errors():
+            await self._app(scope, receive, send)
+
+
+class HeadMiddleware:
+    """ASGI middleware that answers HEAD like GET; uvicorn omits the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        asked = {**scope, "method": "GET"}
+        try:
+            await self._app(asked, receive, send)
+        finally:
+            scope["route"] = asked.get("route")  # responses are counted by route

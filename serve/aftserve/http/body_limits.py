@@ -59,22 +59,13 @@ def full_buffer() -> BusyError:
 
 
 class BodyLimitMiddleware:
-    """ASGI middleware that refuses bodies that are too large or too slow, without holding them.
+    """ASGI middleware that refuses bodies that are too large or too slow, and expands them."""
 
-    It expands bodies that are compressed by one of ``CODINGS``, part by part. The application gets
-    the headers of the compressed body.
-
-    If a client is refused while it still sends, the rest of its body is received and discarded
-    until its time is up. Otherwise the client would never read the reason. The connection is kept
-    if the rest arrives within 0.1 s, and closed otherwise.
-
-    Args:
-        app: the application; its ``receive`` raises the errors of this module.
-        max_bytes: maximum size of one body.
-        max_buffered_bytes: maximum size of all bodies held at a time, which clients share.
-        seconds: maximum time from the first byte of a request, which is ``started`` in its state,
-            to the end of its body, the expansion included.
-    """
+    # The application gets the headers of the compressed body. All bodies that are held at a time
+    # share a buffer; the time runs from the first byte of a request to the end of its expansion. If
+    # a client is refused while it still sends, the rest of its body is received and discarded until
+    # its time is up. Otherwise the client would never read the reason. The connection is kept if
+    # the rest arrives within 0.1 s, and closed otherwise.
 
     def __init__(
         self, app: ASGIApp, max_bytes: int, max_buffered_bytes: int, seconds: float
@@ -143,19 +134,13 @@ class _Body:
         self._expander = BodyExpander(coding) if is_expanded else None
 
     def allow(self, max_bytes: int) -> None:
-        """Allow another size for a body that goes to a file as it arrives, and is not held.
-
-        Of a compressed body, the window of its expansion is held until its end.
-        """
+        """Allow another size for a body that goes to a file as it arrives, and is not held."""
+        # Of a compressed body, the window of its expansion is held until its end.
         self._max_bytes = max_bytes
         self._holds = False
 
     def hold_values(self, count: int) -> None:
-        """Hold bytes of values that are read from the body, and take its place in memory.
-
-        Raises:
-            BusyError: if they take more than the body, and the buffer has no space.
-        """
+        """Hold bytes of values in place of the body; BusyError if the buffer has no space."""
         self._fill_buffer(max(0, self._value_bytes + count - self._held))
         self._value_bytes += count
 
@@ -322,14 +307,7 @@ def coding_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 class BodyExpander:
-    """The expansion of a compressed body in steps of bounded time and size.
-
-    Args:
-        coding: one of ``CODINGS``.
-
-    Attributes:
-        max_window_bytes: maximum bytes of its past output that a stream keeps.
-    """
+    """The expansion of a compressed body in steps of bounded time and size."""
 
     def __init__(self, coding: str) -> None:
         self.max_window_bytes = _MAX_WINDOW_BYTES[coding]
@@ -350,11 +328,7 @@ class BodyExpander:
         self._input = memoryview(data)
 
     def step(self, max_bytes: int) -> bytes:
-        """Return at most this many bytes of the expanded body; possibly none.
-
-        Raises:
-            BrokenBodyError: if the body is not compressed in this way.
-        """
+        """Return at most this many bytes of the expanded body; possibly none."""
         data = b""
         if self._stream.eof:  # a body may have several members or frames
             data = self._stream.unused_data
@@ -378,11 +352,7 @@ class BodyExpander:
         return part
 
     def finish(self) -> None:
-        """Check that the body is complete.
-
-        Raises:
-            BrokenBodyError: if its end is missing.
-        """
+        """Check that the body is complete; BrokenBodyError if its end is missing."""
         if not (self._stream.eof or self._in_padding):
             raise BrokenBodyError(
                 f"The body must be a complete {self._coding} stream, got one without its end.",

@@ -22,16 +22,12 @@ def _spend_freely(tokens: int, seconds: float) -> None:
 
 @dataclass(frozen=True)
 class Client:
-    """One client, on any number of connections.
-
-    Attributes:
-        name: owner of its API key, or its address for a server without keys.
-        spend: function that counts tokens and predicted seconds of accepted documents. It raises
-            BusyError if the client has used them up.
-    """
+    """One client, on any number of connections."""
 
     name: str
+    """Owner of its API key, or its address for a server without keys."""
     spend: Callable[[int, float], None] = _spend_freely
+    """Counts tokens and predicted seconds; BusyError if the client has used them up."""
 
 
 _NO_CLIENT = Client("")
@@ -40,12 +36,8 @@ current_client: ContextVar[Client] = ContextVar("current_client", default=_NO_CL
 
 
 def client_at(host: str) -> Client:
-    """Return the client at an address; all addresses of an IPv6 network of 64 bits are one.
-
-    Args:
-        host: the address of the connection; empty for a Unix socket. A header such as
-            X-Forwarded-For would let one client pass for many.
-    """
+    """Return the client at an address, empty for a Unix socket; an IPv6 /64 is one client."""
+    # A header such as X-Forwarded-For would let one client pass for many.
     try:
         address = ip_address(host)
     except ValueError:
@@ -58,19 +50,11 @@ def client_at(host: str) -> Client:
 
 
 class SharedBytes:
-    """A buffer whose bytes the clients share.
+    """A buffer whose bytes the clients share."""
 
-    A client may hold as many bytes as it leaves free. So one client takes half of the buffer, two
-    take a third each, and there is always room for another. The only request of a client may take
-    all free bytes.
-
-    Args:
-        max_bytes: maximum number of bytes.
-
-    Attributes:
-        max_bytes: maximum number of bytes.
-        held: number of bytes that all clients hold.
-    """
+    # A client may hold as many bytes as it leaves free. So one client takes half of the buffer, two
+    # take a third each, and there is always room for another. The only request of a client may take
+    # all free bytes.
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -92,12 +76,11 @@ class SharedBytes:
 
 
 class LoopTurns:
-    """Turns of requests whose work takes long, such as parsing, tokenizing and writing JSON.
+    """Turns of requests whose work takes long, such as parsing, tokenizing and writing JSON."""
 
-    After a millisecond of turns the event loop serves all connections. Clients take turns, and the
-    request of a client that has waited longest is its next. So hundreds of requests of one client
-    delay others no longer than a few do.
-    """
+    # After a millisecond of turns the event loop serves all connections. Clients take turns, and
+    # the request of a client that has waited longest is its next. So hundreds of requests of one
+    # client delay others no longer than a few do.
 
     def __init__(self) -> None:
         self.large = asyncio.Lock()  # for work that also takes much memory
@@ -115,11 +98,7 @@ class LoopTurns:
                 self._end = time.monotonic() + _TURN_SECONDS
 
     async def run(self, steps: Generator[None, None, T]) -> T:
-        """Run work to its end, and return its result.
-
-        Args:
-            steps: the work, which yields at least once in about a millisecond.
-        """
+        """Return the result of work that yields at least once in about a millisecond."""
         while True:
             await self.take()
             try:

@@ -56,20 +56,13 @@ _ANSWER_SECONDS = 0.1
 
 
 class Connection(HttpToolsProtocol):
-    """A connection that refuses malformed or slow requests, and clients that read nothing.
+    """A connection that refuses malformed or slow requests, and clients that read nothing."""
 
-    uvicorn limits the time between two requests. It limits neither the time of the headers nor
-    that of an answer that the client does not read. ``BodyLimitMiddleware`` limits bodies, because
-    the application can send the reason.
-
-    Args:
-        seconds: maximum time until the end of the headers, from the connection or from the first
-            byte of a later request; also the maximum time in which a client reads nothing.
-        responses: counter of refusals by path, status and model.
-        health: health of the server. While it drains, connections close after their answer.
-            Otherwise a client could not know whether its next request arrived before the end.
-        files: watch that notes the file descriptor of each connection.
-    """
+    # uvicorn limits the time between two requests. It limits neither the time of the headers nor
+    # that of an answer that the client does not read. ``BodyLimitMiddleware`` limits bodies,
+    # because the application can send the reason. While the server drains, connections close after
+    # their answer. Otherwise a client could not know whether its next request arrived before the
+    # end.
 
     def __init__(
         self,
@@ -360,11 +353,7 @@ class _DescriptorWatch:
         self._next = -math.inf
 
     def note(self, number: int) -> None:
-        """Take note of a new descriptor.
-
-        Args:
-            number: number of the descriptor, which was the lowest free one.
-        """
+        """Take note of a new descriptor, which was the lowest free one."""
         if number < self._limit - _SPARE_FILES or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _LOG_PAUSE_SECONDS
@@ -424,17 +413,7 @@ class _UnknownCodingError(Exception):
 
 
 def _check_headers(version: str, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Check the head of a request.
-
-    Args:
-        version: version of HTTP.
-        url: target of the request.
-        headers: names in lower case, and values.
-
-    Raises:
-        HttpParserError: if the request has several hosts, or none in HTTP/1.1, or no path.
-        _UnknownCodingError: if the body has another transfer coding than chunked.
-    """
+    """Check the head of a request: its hosts, path and transfer coding."""
     hosts = sum(name == b"host" for name, _ in headers)
     if hosts != 1 and version == "1.1":
         raise httptools.HttpParserError(f"{hosts} Host headers")
@@ -450,16 +429,11 @@ def _check_headers(version: str, url: bytes, headers: Sequence[tuple[bytes, byte
 
 
 class _DepartureProbe:
-    """A timer that sends interim responses, and drops the connection once one is refused.
+    """A timer that sends interim responses, and drops the connection once one is refused."""
 
-    A client that closes its socket and one that only ends its side look the same to the server.
-    After a closed socket, the client's system answers the next bytes with a reset. Every client of
-    HTTP/1.1 must skip interim responses (RFC 9110, 15.2).
-
-    Args:
-        transport: connection of the client.
-        may_send: predicate, true while a request of HTTP/1.1 waits for its answer.
-    """
+    # A client that closes its socket and one that only ends its side look the same to the server.
+    # After a closed socket, the client's system answers the next bytes with a reset. Every client
+    # of HTTP/1.1 must skip interim responses (RFC 9110, 15.2).
 
     def __init__(self, transport: asyncio.Transport, may_send: Callable[[], bool]) -> None:
         self._transport = transport
@@ -490,12 +464,7 @@ class _DepartureProbe:
 
 
 class _UnreadAnswerTimeout:
-    """A timer that aborts a connection whose client has stopped reading.
-
-    Args:
-        transport: connection of the client.
-        seconds: maximum time in which the client reads nothing.
-    """
+    """A timer that aborts a connection whose client has read nothing for some seconds."""
 
     def __init__(self, transport: asyncio.Transport, seconds: float) -> None:
         self._transport = transport

@@ -31,21 +31,9 @@ _POLL_SECONDS = 0.01
 
 
 def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
-    """Bind a socket for each address of the hosts, all to one port; they do not listen yet.
-
-    ``::`` takes clients of IPv4 too, if the system can do so and no host is of IPv4. Hosts that
-    have an address in common share a socket: a second one could be bound, but could not listen.
-
-    Args:
-        hosts: names or addresses.
-        port: port; 0 for a free one.
-
-    Returns:
-        The sockets; each host is reached by at least one.
-
-    Raises:
-        UsageError: if a host is unknown, or an address or the port is not available.
-    """
+    """Bind a socket for each address of the hosts, all to one port; they do not listen yet."""
+    # ``::`` takes clients of IPv4 too, if the system can do so and no host is of IPv4. Hosts that
+    # have an address in common share a socket: a second one could be bound, but could not listen.
     found = {host: _addresses(host, port) for host in hosts}
     for attempt in range(_MAX_ATTEMPTS):
         try:
@@ -59,15 +47,7 @@ def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
 
 
 def listen(listeners: Sequence[socket.socket], backlog: int) -> None:
-    """Listen on bound sockets.
-
-    Args:
-        listeners: sockets of hosts.
-        backlog: maximum number of connections that wait to be accepted, by socket.
-
-    Raises:
-        UsageError: if another process listens at an address since it was bound.
-    """
+    """Listen on bound sockets; UsageError if another process has taken an address since."""
     for listener in listeners:
         try:
             listener.listen(backlog)
@@ -89,10 +69,8 @@ def close_all(listeners: Sequence[socket.socket]) -> None:
 
 
 def remove_paths(listeners: Sequence[socket.socket]) -> None:
-    """Remove the paths of Unix sockets, which stay open.
-
-    After a socket is closed, another server may bind its path, and would lose it.
-    """
+    """Remove the paths of Unix sockets, which stay open."""
+    # After a socket is closed, another server may bind its path, and would lose it.
     for listener in listeners:
         if isinstance(listener, UnixListener):
             with suppress(OSError):  # the server may no longer write the folder
@@ -176,14 +154,7 @@ def _bind_all(
     *,
     both: bool,
 ) -> None:
-    """Bind the addresses of one host.
-
-    Args:
-        addresses: the addresses.
-        port: port of all; 0 for a free one.
-        bound: the bound sockets by address; those of this host are added.
-        both: whether the address of all of IPv6 stands for all of IPv4 too.
-    """
+    """Add the bound addresses of a host; ``both``: all of IPv6 stands for all of IPv4 too."""
     failure: OSError | None = None
     for one in addresses:
         if one in bound:
@@ -220,11 +191,7 @@ def _bind_one(
 
 
 class UnixListener(socket.socket):
-    """A Unix socket that knows the file of its path.
-
-    Attributes:
-        file: device and number of the file; None before it is bound.
-    """
+    """A Unix socket that knows the device and number of its path's file."""
 
     file: tuple[int, int] | None = None
 
@@ -243,15 +210,7 @@ class UnixListener(socket.socket):
 
 
 def bind_unix(path: Path, backlog: int) -> UnixListener:
-    """Listen at a path. A socket that a dead process left is replaced.
-
-    Args:
-        path: the path.
-        backlog: maximum number of connections that wait to be accepted.
-
-    Raises:
-        UsageError: if another process listens at the path, or it cannot be bound.
-    """
+    """Listen at a path. A socket that a dead process left is replaced."""
     with _bound(path) as listener:
         # Within the lock: another server takes a socket that does not listen for a dead one.
         listener.listen(backlog)
@@ -259,11 +218,7 @@ def bind_unix(path: Path, backlog: int) -> UnixListener:
 
 
 def check_unix(path: Path) -> None:
-    """Check that a server can listen at a path, and leave no socket there.
-
-    Raises:
-        UsageError: if another process listens at the path, or it cannot be bound.
-    """
+    """Check that a server can listen at a path, and leave no socket there."""
     with _bound(path) as listener, listener:
         listener.remove_path()
 

@@ -22,21 +22,10 @@ class _Files(NamedTuple):
 
 
 class ServerCertificate:
-    """A certificate with its private key.
+    """A certificate chain with its private key, whose PEM files are watched."""
 
-    Args:
-        certificate: a PEM file with the server's certificate, then those of the authorities
-            between it and the root.
-        key: a PEM file with the private key; None if it is in the file of the certificate.
-
-    Attributes:
-        watch: watch that reads the files again. A new certificate is for new connections.
-        context: the context of all connections; it hands each to the context in use.
-        pem: the private key and the certificate chain, as gRPC takes them.
-
-    Raises:
-        UsageError: if a file cannot be read, or the key is not that of the certificate.
-    """
+    # A new certificate is for new connections: the context of all hands each to the one in use.
+    # gRPC takes ``pem``, the key and the chain.
 
     def __init__(self, certificate: Path, key: Path | None) -> None:
         self._certificate = certificate
@@ -88,11 +77,7 @@ class ServerCertificate:
         )
 
     def _explain(self, error: OSError) -> UsageError:
-        """Return the error for files that OpenSSL refuses.
-
-        Raises:
-            UsageError: if a file has become unreadable.
-        """
+        """Return the error for files that OpenSSL refuses."""
         certificate, key = self._contents()
         if _CERTIFICATE not in certificate:
             return UsageError(
@@ -131,11 +116,7 @@ class ServerCertificate:
 
 
 def server_certificate(certificate: Path | None, key: Path | None) -> ServerCertificate | None:
-    """Return the certificate of a server; None without one.
-
-    Raises:
-        UsageError: if there is a key without a certificate, or the files cannot be used.
-    """
+    """Return the certificate of a server; None without one."""
     if certificate is not None:
         return ServerCertificate(certificate, key)
     if key is not None:

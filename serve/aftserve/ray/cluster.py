@@ -36,10 +36,8 @@ class ClusterError(AftexportError):
 
 
 def resolve(address: str | None) -> str | None:
-    """Return the address of the cluster to use; None for a Ray on this machine.
-
-    Call it before ray is imported, because ray then reads the environment that is set here.
-    """
+    """Return the address of the cluster to use; None for a Ray on this machine."""
+    # Call it before ray is imported, because ray then reads the environment that is set here.
     # Ray's core also handles SIGTERM; on a slow machine the process then aborts.
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     address = address or os.environ.get("RAY_ADDRESS")
@@ -52,17 +50,7 @@ def resolve(address: str | None) -> str | None:
 def connected(
     address: str | None, *, object_store_mib: int, cpus: int | None = None, logs: bool = True
 ) -> Iterator[None]:
-    """Connect to Ray within the block; a Ray on this machine ends with it.
-
-    Args:
-        address: the address from ``resolve``.
-        object_store_mib: shared memory of a Ray on this machine.
-        cpus: CPUs of a Ray on this machine; None for all.
-        logs: whether to forward its processes' standard error.
-
-    Raises:
-        ClusterError: if Ray cannot be reached or does not start.
-    """
+    """Connect to Ray within the block; a Ray on this machine ends with it."""
     if address is not None:
         _check_reachable(address)
         with _ray(f"Ray at {address}", address=address, log_to_driver=logs):
@@ -84,16 +72,7 @@ def connected(
 
 
 def check_gpus(processes: int, gpus_each: float, option: str) -> None:
-    """Check that the connected Ray has enough GPUs, because it would wait for them forever.
-
-    Args:
-        processes: the number of processes that start.
-        gpus_each: the number of GPUs that Ray reserves for a process.
-        option: the option that sets the number of processes.
-
-    Raises:
-        UsageError: if it has too few.
-    """
+    """Check that the connected Ray has enough GPUs, because it would wait for them forever."""
     import ray
 
     needed, found = processes * gpus_each, ray.cluster_resources().get("GPU", 0)

@@ -38,12 +38,7 @@ class DeploymentSettings(Settings):
 
 
 class Replica:
-    """A process of the deployment, which Ray Serve sends requests after its construction.
-
-    Args:
-        settings: settings of the server.
-        digest: digest of the bundle that was deployed.
-    """
+    """A process of the deployment, which Ray Serve sends requests after its construction."""
 
     def __init__(self, settings: Settings, digest: str) -> None:
         configure_logging(settings.log_format, settings.log_level)
@@ -68,21 +63,8 @@ class Replica:
 def deploy(
     settings: DeploymentSettings, address: str | None, console: Console, interruption: Interruption
 ) -> int:
-    """Deploy a bundle; with a Ray on this machine, serve until told to stop.
-
-    Args:
-        settings: settings of each replica and of the deployment.
-        address: address of a Ray cluster; see ``resolve``.
-        console: console that shows the progress.
-        interruption: the interruption to check for, because Ray's callbacks may swallow its
-            exception.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        AftexportError: if the bundle cannot be deployed.
-    """
+    """Deploy a bundle; with a Ray on this machine, serve until told to stop."""
+    # Ray's callbacks may swallow the exception of an interruption.
     host = _host(settings)
     address = resolve(address)
     digest = Bundle.open(settings.bundle).digest
@@ -114,11 +96,7 @@ def deploy(
 
 
 def _host(settings: DeploymentSettings) -> str:
-    """Return the host of Ray's HTTP proxy.
-
-    Raises:
-        UsageError: if there are several, or a setting that the proxy lacks.
-    """
+    """Return the host of Ray's HTTP proxy; UsageError for settings that the proxy lacks."""
     end_tls = "Remove it, and end TLS in a proxy before Ray Serve."
     remedies = dict.fromkeys(("grpc_port", "uds"), "Remove it.")
     remedies |= dict.fromkeys(("ssl_certfile", "ssl_keyfile"), end_tls)
@@ -146,11 +124,7 @@ def _start(application: Any) -> None:
 
 
 def deployment_options(settings: DeploymentSettings) -> dict[str, Any]:
-    """Return Ray Serve's options for the deployment; the file overrides the defaults.
-
-    Raises:
-        UsageError: if Ray Serve does not accept an option.
-    """
+    """Return Ray Serve's options for the deployment; the file overrides the defaults."""
     given = settings.ray
     actor = given.get("ray_actor_options", {})
     if not isinstance(actor, dict):

@@ -1,10 +1,12 @@
-"""Changes of the file of API keys while the server runs."""
+"""Changes of the file of API keys while the server runs, and folders that expose it."""
 
 import json
 import os
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from clients import BODY, eventually, head, http, raw_connection, response
 from servers import serving
 
-from aftserve.api.api_keys import Key, Keys, make_key
+from aftserve.api.api_keys import Key, Keys, exposures, make_key
 from aftserve.errors import BusyError
 
 DIGEST = "a" * 64
@@ -20,14 +22,7 @@ DIGEST = "a" * 64
 
 @dataclass
 class Guarded:
-    """A server with API keys.
-
-    Attributes:
-        address: address of the server.
-        process: its process.
-        file: the file of keys.
-        log: its log.
-    """
+    """A server with API keys, its file of keys and its log."""
 
     address: str
     process: "subprocess.Popen[bytes]"
@@ -132,6 +127,16 @@ def test_signal_reads_keys_again(guarded: Guarded) -> None:
     assert message == "using the API keys of signal"
 
 
+def test_rates_hold_for_concurrent_requests(guarded: Guarded) -> None:
+    (one, first), (other, second) = make_key("one", "20/hour"), make_key("other", "10/hour")
+    guarded.wait_for_more("info", lambda: write(guarded.file, first, second))
+    with ThreadPoolExecutor(12) as pool:
+        pending = [pool.submit(guarded.status, key) for key in [one, other] * 30]
+        codes = [answer.result() for answer in pending]
+    assert Counter(codes[::2]) == {200: 20, 429: 10}
+    assert Counter(codes[1::2]) == {200: 10, 429: 20}
+
+
 def test_replaced_keys_keep_counted_requests() -> None:
     def keys(**rates: str | None) -> Keys:
         return Keys({name: Key(sha256=DIGEST, rate=rate) for name, rate in rates.items()})
@@ -146,3 +151,39 @@ def test_replaced_keys_keep_counted_requests() -> None:
         with pytest.raises(BusyError):
             used.count(name)
     used.count("freed")
+
+
+pytestmark = pytest.mark.skipif(
+    os.name != "posix", reason="permission bits do not control access there"
+)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    file = tmp_path / "keys.toml"
+    file.touch(0o600)
+    return file
+
+
+def test_private_file_is_not_exposed(keys: Path) -> None:
+    assert list(exposures(keys)) == []
+
+
+def test_open_folder_between_links_is_named(keys: Path, tmp_path: Path) -> None:
+    """Any user could point the second link to another file."""
+    between = tmp_path / "between"
+    between.mkdir()
+    between.chmod(0o777)
+    (between / "second").symlink_to(keys)
+    (tmp_path / "first").symlink_to(between / "second")
+    (exposure,) = exposures(tmp_path / "first")
+    assert f"every user may write the folder {between}" in exposure
+
+
+def test_relative_links_are_followed(keys: Path, tmp_path: Path) -> None:
+    between = tmp_path / "between"
+    between.mkdir()
+    between.chmod(0o777)
+    (between / "second").symlink_to("../keys.toml")
+    (tmp_path / "first").symlink_to("between/second")
+    assert any(str(between) in exposure for exposure in exposures(tmp_path / "first"))

@@ -1,7 +1,6 @@
 """Checks of the Host and Origin headers that protect a server from foreign web pages."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -9,7 +8,7 @@ import pytest
 from clients import http
 from fastapi import Request
 from sampling import any_case
-from servers import serving
+from servers import Serve, serving
 
 from aftserve.api.api_keys import make_key
 from aftserve.api.origin_check import OriginError, named_host, same_origin
@@ -42,11 +41,9 @@ def post(address: str, **headers: str) -> httpx.Response:
 
 
 @pytest.fixture(scope="module")
-def proxied(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    log = tmp_path_factory.mktemp("proxied") / "log"
+def proxied(bundle_folder: Path, serve: Serve) -> str:
     options = ("--allowed-hosts", "a.example", "--cors-origins", "https://good.example")
-    with serving(bundle_folder, log, *options) as (address, _):
-        yield address
+    return serve(bundle_folder, *options)
 
 
 @pytest.mark.table(keep=0.34, by=any_case)
@@ -232,3 +229,31 @@ def test_page_of_named_origin_is_accepted(proxied: str) -> None:
         headers = {"Origin": origin, "Content_Type": "text/plain"}
         assert post(proxied, Sec_Fetch_Site="cross-site", **headers).status_code == status
         assert post(proxied, **headers).status_code == status
+
+
+def test_cors_allows_only_named_origins(proxied: str) -> None:
+    foreign = {"Origin": "https://other.example", "Access-Control-Request-Method": "POST"}
+    named = {**foreign, "Origin": "https://good.example"}
+    header = "access-control-allow-origin"
+    assert header not in http.options(f"{proxied}/infer", headers=foreign).headers
+    allowed = http.options(f"{proxied}/infer", headers=named).headers
+    assert allowed[header] == "https://good.example"
+    listed = set(allowed["access-control-allow-headers"].lower().split(", "))
+    assert {
+        "authorization", "x-api-key", "content-type", "content-encoding", "deadline-seconds",
+        "inference-header-content-length", "x-request-id", "traceparent", "tracestate",
+        "baggage",
+    } <= listed  # fmt: skip
+    answer = http.get(f"{proxied}/readyz", headers=named)
+    readable = answer.headers["access-control-expose-headers"].lower()
+    assert {
+        "retry-after", "x-request-id", "server-timing", "inference-header-content-length",
+        "accept-encoding", "www-authenticate", "allow",
+    } <= set(readable.split(", "))  # fmt: skip
+
+
+def test_cors_is_off_by_default(server: str) -> None:
+    foreign = {"Origin": "https://other.example", "Access-Control-Request-Method": "POST"}
+    answer = http.options(f"{server}/infer", headers=foreign)
+    assert answer.status_code == 405
+    assert not [name for name in answer.headers if name.startswith("access-control")]

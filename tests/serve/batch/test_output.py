@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from calibrations import calibration
+from memory import NEEDS_PROC
 from text_folders import unchecked_strings
 
 from aftexport.errors import InputError
@@ -25,8 +26,9 @@ from aftexport.heads import (
 from aftexport.heads.calibration import Scaling
 from aftexport.heads.regression import Value
 from aftserve.batch import output
-from aftserve.batch.answering import Outcome
+from aftserve.batch.answering import OfflineClassifier, Outcome
 from aftserve.model.answers import Answer
+from aftserve.settings import Settings
 
 MARKS: Any = {"policy": "exact", "bundle": "digest"}
 TWO_CLASSES = {"logits": SingleLabelClassification(labels=("yes", "no"))}
@@ -124,56 +126,13 @@ def test_columns_fit_head(task: str, suffix: str, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_each_head_has_its_own_field() -> None:
-    heads = {task: head for task, (head, *_) in EACH_HEAD.items()}
-    columns = output.schema(heads, None)
-    assert columns.names[:2] == ["id", "heads"]
-    assert "label" not in columns.names
-    assert [field.name for field in columns.field("heads").type] == list(heads)
-    answers = {
-        task: head.answer(np.array(logits)) for task, (head, logits, *_) in EACH_HEAD.items()
-    }
-    rows = output.table(None, [Outcome(Answer(answers, np.zeros(1)), None, 1, 1)], columns, **MARKS)
-    (row,) = rows.to_pylist()
-    assert row["heads"] == {
-        task: answered.get("heads", {}).get("logits", answered)
-        for task, (*_, answered) in EACH_HEAD.items()
-    }
-
-
-@pytest.mark.parametrize("above", [None, 0.9])
-@pytest.mark.parametrize("task", [task for task in EACH_HEAD if task != "regression"])
-def test_calibration_adds_columns(task: str, above: float | None) -> None:
-    """The other columns stay, and a document without an answer has nulls."""
-    head, logits, types, answered = EACH_HEAD[task]
-    is_platt = isinstance(head, MultiLabelClassification)
-    scaling = Scaling(log_temperature=0.69)
-    found = (
-        calibration(*[scaling] * head.width, method="platt", above=above)
-        if is_platt
-        else calibration(scaling, above=above)
-    )
-    columns = output.schema({"logits": head}, None, {"logits": found})
-    plain = output.schema({"logits": head}, None)
-    added = ["calibrated"] if above is None else ["calibrated", "abstain"]
-    row = np.array(logits)
-    answer = found.applied(head, head.answer(row), row, 64)
-    outcomes = [
-        Outcome(Answer({"logits": answer}, row), None, 9, 7),
-        Outcome(None, InputError("No.", "Stop."), 3, 0),
-    ]
-    first, second = output.table(None, outcomes, columns, **MARKS).to_pylist()
-    if "heads" in types:
-        assert columns.names == plain.names
-        content, old = first["heads"]["logits"], answered["heads"]["logits"]
-        assert second["heads"] is None
-    else:
-        assert columns.names == [*plain.names[:3], *added, *plain.names[3:]]
-        content, old = first, answered
-        assert [second[name] for name in added] == [None] * len(added)
-    assert {name: content[name] for name in old} == old
-    assert content["calibrated"] == dict(zip(head.names, [0.5] * len(head.names), strict=True))
-    assert content.get("abstain") == (None if above is None else True)
+def test_calibrated_columns_follow_scores() -> None:
+    found = {"logits": calibration(Scaling(log_temperature=0.5), above=0.9)}
+    columns = output.schema(TWO_CLASSES, None, found)
+    assert columns.names[:5] == ["id", "label", "scores", "calibrated", "abstain"]
+    outcomes = [Outcome(error=InputError("No answer.", "Stop."))]
+    (row,) = output.table(None, outcomes, columns, **MARKS).to_pylist()
+    assert (row["calibrated"], row["abstain"]) == (None, None)
 
 
 def test_rows_without_ids_are_numbered(tmp_path: Path) -> None:
@@ -223,3 +182,52 @@ def test_ids_of_any_type_become_json(ids: pa.Array, shown: list[Any], tmp_path: 
 
     lines = path.read_text("utf-8").splitlines()
     assert [json.loads(line, parse_constant=refuse)["id"] for line in lines] == shown
+
+
+TEXTS = ["Zoë paid 😀 in May.", "a", "the contract ends " * 30]
+
+
+@pytest.fixture(scope="module")
+def offline(heads_bundle: Path) -> OfflineClassifier:
+    return OfflineClassifier(Settings.read([str(heads_bundle)]))
+
+
+def test_rows_are_answers(offline: OfflineClassifier, tmp_path: Path) -> None:
+    heads = offline._model.classifier.manifest.heads
+    unreadable = InputError("The file is not UTF-8 at byte 3.", "Convert it.")
+    outcomes = list(offline.answer([*TEXTS[:2], unreadable, TEXTS[2]]))
+    columns = output.schema(heads, None)
+    rows = output.table(None, outcomes, columns, policy="exact", bundle="digest")
+    kinds = {field.name: field.type for field in columns.field("heads").type}
+    assert pa.types.is_list(kinds["embedding"].field("vector").type)
+    assert kinds["vectors"].field("vectors").type.value_type.list_size == 4
+    with output.Writer(tmp_path / "a", tmp_path / "a.parquet", columns, numbered=True) as writer:
+        writer.write(rows)
+    with output.Writer(tmp_path / "b", tmp_path / "b.jsonl", columns, numbered=True) as writer:
+        writer.write(rows)
+    stored = pq.read_table(tmp_path / "a").to_pylist()
+    lines = [json.loads(line) for line in (tmp_path / "b").read_text("utf-8").splitlines()]
+    assert [row["heads"] for row in stored] == [line["heads"] for line in lines]
+    assert stored[2]["heads"] is None
+    assert stored[2]["error"] is not None
+
+
+@NEEDS_PROC
+def test_answers_open_no_files(
+    offline: OfflineClassifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block of many documents would reach the limit of open files."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (outcome,) = offline.answer(["a long document " * 6000])
+    assert outcome.tokens is not None
+    assert outcome.tokens.results["vectors"].vectors.nbytes > 1 << 20
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+def test_rows_without_answers_have_columns(offline: OfflineClassifier) -> None:
+    heads = offline._model.classifier.manifest.heads
+    outcomes = list(offline.answer([InputError("Unreadable.", "Convert it.")] * 2))
+    columns = output.schema(heads, None)
+    rows = output.table(None, outcomes, columns, policy="exact", bundle="digest")
+    assert rows["heads"].null_count == 2
+    assert rows.schema == columns

@@ -1,17 +1,14 @@
 """The Python client against a real server."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 from clients import http
 from commands import run_python
-from servers import Stub, listening, serving
+from servers import Stub, listening
 
-from aftserve.api.api_keys import make_key
 from aftserve.client import (
     Client,
     InvalidRequestError,
@@ -84,21 +81,6 @@ def test_split_request_keeps_first_answers(server: str) -> None:
             next(answers)
 
 
-def test_evidence_is_returned_on_request(asking: Client, client: httpx.Client) -> None:
-    expected = client.post("/infer?evidence=2", json={"text": DOCUMENTS[2]}).json()["evidence"]
-    assert asking.infer(DOCUMENTS[2]).evidence is None
-    one, several = asking.infer(DOCUMENTS[2], evidence=2), asking.infer(DOCUMENTS[2:], evidence=2)
-    assert one.evidence is not None
-    assert asdict(one.evidence) == expected | {"name": None, "head": None}  # it is for the label
-    assert several[0].evidence == one.evidence
-    (each,) = asking.infer_each(DOCUMENTS[2:], evidence=2)
-    assert isinstance(each, Result)
-    assert each.evidence == one.evidence
-    (ids,) = asking.infer([[1, 2, 3, 200]], evidence=1)
-    assert ids.evidence is not None
-    assert ids.evidence.spans[0].text is None
-
-
 def test_evidence_survives_line_break_characters(asking: Client) -> None:
     text = "a\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029b" * 20
     (each,) = asking.infer_each([text], evidence=100)
@@ -130,15 +112,16 @@ def test_invalid_documents_raise_typed_errors(
     assert caught.value.detail
 
 
-def test_api_key_is_sent(bundle_folder: Path, tmp_path: Path) -> None:
-    key, section = make_key("one", None)
-    (tmp_path / "keys.toml").write_text(section)
-    options = ("--api-keys", str(tmp_path / "keys.toml"))
-    with serving(bundle_folder, tmp_path / "log", *options) as (address, _):
-        with Client(address, api_key=key) as client:
-            assert client.infer("a").label
-        with Client(address) as client, pytest.raises(NotAllowedError):
-            client.infer("a")
+def test_api_key_is_sent() -> None:
+    class Handler(Stub):
+        def post(self, body: bytes) -> None:
+            known = self.headers["X-API-Key"] == "key-of-one"
+            self.answer(404 if known else 401, b'{"detail": "no"}')
+
+    with listening(Handler) as address:
+        for key, error in (("key-of-one", InvalidRequestError), (None, NotAllowedError)):
+            with Client(address, api_key=key) as client, pytest.raises(error):
+                client.infer("a")
 
 
 def test_client_imports_no_server_packages(tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 import pytest
 from input_models import FEATURES, MEAN, SCALE
-from servers import Stub, listening, serving
+from servers import Stub, listening
 
 from aftserve.client import (
     BusyError,
@@ -19,33 +19,20 @@ from aftserve.client import (
     ServerError,
     TooLongError,
 )
+from aftserve.client.request import ArrayBody
 
-MAX_TOKENS = 1000
+MAX_TOKENS = 450_000
+"""Maximum of the session's server of features."""
 
 
-@pytest.fixture(scope="module")
-def asking(feature_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    log = tmp_path_factory.mktemp("features") / "log"
-    options = ["--max-tokens", str(MAX_TOKENS)]
-    with serving(feature_bundle, log, *options) as (address, _), Client(address) as client:
+@pytest.fixture
+def asking(feature_server: str) -> Iterator[Client]:
+    with Client(feature_server) as client:
         yield client
 
 
 def measured(tokens: int) -> Any:
     return np.random.default_rng(tokens).normal(MEAN, SCALE, (tokens, FEATURES))
-
-
-def test_each_has_answer_of_one(asking: Client) -> None:
-    documents = [measured(tokens) for tokens in (3, 800, 1)]
-    answers = list(asking.infer_each(features=iter(documents), evidence=2))
-    for document, answer in zip(documents, answers, strict=True):
-        alone = asking.infer(features=document, evidence=2)
-        assert isinstance(answer, Result)
-        assert (answer.scores, answer.tokens_total) == (
-            pytest.approx(alone.scores, abs=1e-6),
-            len(document),
-        )
-        assert (answer.evidence is None, alone.evidence is None) == (False, False)
 
 
 def test_failed_document_does_not_stop_others(asking: Client) -> None:
@@ -56,14 +43,6 @@ def test_failed_document_does_not_stop_others(asking: Client) -> None:
     assert isinstance(long, TooLongError)
     assert isinstance(bad, InvalidRequestError)
     assert "got nan for the feature" in bad.detail
-
-
-def test_stream_takes_features(asking: Client) -> None:
-    with asking.stream(features=measured(50)) as answer:
-        assert answer.result.scores == pytest.approx(
-            asking.infer(features=measured(50)).scores, abs=1e-6
-        )
-        assert list(answer) == []  # this model answers for documents only
 
 
 @pytest.mark.parametrize("status", [401, 404, 429])
@@ -126,3 +105,20 @@ def test_other_arrays_are_refused(asking: Client) -> None:
         asking.stream(features=np.zeros((3, 9))),
     ):
         pass
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 70_000])
+def test_body_is_a_file_of_numpy(tokens: int) -> None:
+    array = np.random.default_rng(0).standard_normal((tokens, 5))
+    body = ArrayBody(array)
+    for _ in range(2):  # a retry sends it again
+        content = b"".join(body)
+        assert len(content) == len(body)
+        np.testing.assert_array_equal(np.load(BytesIO(content)), array.astype(np.float32))
+    assert (len(content) - 4 * array.size) % 64 == 0
+
+
+@pytest.mark.parametrize("value", [np.zeros(3), np.zeros((1, 2, 3)), np.array([["a"]]), [[1.0]], 5])
+def test_other_values_are_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="must be an array of numbers"):
+        ArrayBody(value)

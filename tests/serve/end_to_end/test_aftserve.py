@@ -6,7 +6,6 @@ import signal
 import socket
 from pathlib import Path
 
-import httpx
 import pytest
 from bundles import BAD_MANIFESTS, changed_manifest, resealed
 from clients import http
@@ -17,14 +16,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
 from aftexport.system.installation import install_command
-
-
-def test_sigterm_exits_with_zero(bundle_folder: Path, tmp_path: Path) -> None:
-    with serving(bundle_folder, tmp_path / "log") as (address, process):
-        assert http.post(f"{address}/infer", json={"text": "a"}).status_code == 200
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-    assert "Traceback" not in (tmp_path / "log").read_text("utf-8")
+from aftserve.predictor import Predictor
 
 
 def test_interrupt_leaves_no_traceback(bundle_folder: Path, tmp_path: Path) -> None:
@@ -68,18 +60,6 @@ def test_unavailable_requested_engine_is_refused(bundle_folder: Path, tmp_path: 
 def test_missing_server_package_is_named(bundle_folder: Path, tmp_path: Path) -> None:
     outcome = without(["uvicorn", "fastapi"], "aftserve", bundle_folder, cwd=tmp_path)
     assert_refused(outcome, install_command("serve"))
-
-
-def test_busy_port_is_named(bundle_folder: Path, tmp_path: Path) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        port = str(listener.getsockname()[1])
-        outcome = run_python("-m", "aftserve", bundle_folder, "--port", port, cwd=tmp_path)
-    assert outcome.code not in (0, None)
-    assert "Traceback" not in outcome.err
-    assert "in use" in outcome.err
-    assert port in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -150,39 +130,32 @@ def test_mismatched_manifest_refused_before_serving(
     assert "copy.bundle" in capsys.readouterr().err
 
 
-def ask(bundle: Path, log: Path, text: str, *options: str) -> httpx.Response:
-    with serving(bundle, log, *options) as (address, _):
-        answer = http.post(f"{address}/infer", json={"text": text}, timeout=30)
-    assert "Traceback" not in log.read_text("utf-8")
-    return answer
-
-
 def test_unencodable_word_is_client_error(bundle_copy: Path, tmp_path: Path) -> None:
     words = Tokenizer(models.WordLevel({"known": 0}))
     (bundle_copy / "tokenizer.json").write_text(words.to_str())
-    answer = ask(resealed(bundle_copy), tmp_path / "log", "unknown")
+    with serving(resealed(bundle_copy), tmp_path / "log") as (address, _):
+        answer = http.post(f"{address}/infer", json={"text": "unknown"})
     assert answer.status_code == 422, answer.text
     assert isinstance(answer.json()["detail"], str)
+    assert "Traceback" not in (tmp_path / "log").read_text("utf-8")
 
 
-def test_long_words_count_as_single_tokens(bundle_copy: Path, tmp_path: Path) -> None:
+def test_long_words_count_as_single_tokens(bundle_copy: Path) -> None:
     word = "a" * 100
     words = Tokenizer(models.WordLevel({word: 0}))
     words.pre_tokenizer = WhitespaceSplit()
     (bundle_copy / "tokenizer.json").write_text(words.to_str())
-    text = " ".join([word] * 5000)
-    answer = ask(resealed(bundle_copy), tmp_path / "log", text, "--max-tokens", "6000")
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["tokens_total"] == 5000
+    with Predictor(resealed(bundle_copy), threads=1, max_tokens=6000) as predictor:
+        assert predictor(" ".join([word] * 5000)).tokens_total == 5000
 
 
-def test_tokenizer_truncation_and_padding_are_disabled(bundle_copy: Path, tmp_path: Path) -> None:
+def test_tokenizer_truncation_and_padding_are_disabled(bundle_copy: Path) -> None:
     tokenizer = Tokenizer.from_file(str(bundle_copy / "tokenizer.json"))
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=64)
     (bundle_copy / "tokenizer.json").write_text(tokenizer.to_str())
-    answer = ask(resealed(bundle_copy), tmp_path / "log", "seven b")
-    assert answer.json()["tokens_total"] == 7
+    with Predictor(resealed(bundle_copy), threads=1) as predictor:
+        assert predictor("seven b").tokens_total == 7
 
 
 def test_special_token_outside_vocabulary_is_refused(bundle_copy: Path, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
-"""Extra inputs of documents and tokens reach the model over every interface."""
+"""Extra inputs of documents and tokens: long documents, refusals, and their description."""
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from aftexport.bundle.manifest import Manifest
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.extra_inputs import ExtraValues, sample_values
 from aftexport.pipeline.export import export
-from aftserve.client import Client, InvalidRequestError, Result, ServerError
+from aftserve.client import Client, InvalidRequestError, ServerError
 from aftserve.model.classifier import Classifier
 from aftserve.model.documents import cut_document
 from aftserve.settings import Settings
@@ -57,33 +55,9 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(extra_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder, source = tmp_path_factory.mktemp("served"), extra_bundle.with_name("model.pt")
-    options = ["--reference", str(source), "--reference-factory", "input_models:Events"]
-    options += ["--memory-budget-mib", "2", "--max-tokens", "65536"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(input_models.__file__).parent))
-        with serving(extra_bundle, folder / "log", *options) as (address, _):
-            model = input_models.Events().double().eval()
-            yield Served(model, Bundle.open(extra_bundle).manifest, address)
-
-
-def test_json_gives_each_document_its_inputs(served: Served) -> None:
-    one = served.post({"text": TEXTS[0], "inputs": served.fields(TEXTS[0])})
-    assert one.json()["scores"] == pytest.approx(served.expected(TEXTS[0]), abs=1e-5)
-    fields = [served.fields(text, seed) for seed, text in enumerate(TEXTS)]
-    answers = served.post({"texts": TEXTS, "inputs": fields}).json()["results"]
-    ids = [list(text.encode()) for text in TEXTS]
-    answers += served.post({"input_ids": ids, "inputs": fields}).json()["results"]
-    for index, answer in enumerate(answers):
-        seed = index % len(TEXTS)
-        expected = served.expected(TEXTS[seed], seed)
-        assert answer["scores"] == pytest.approx(expected, abs=1e-5)
-
-
-def test_inputs_change_the_answer(served: Served) -> None:
-    scores = [list(served.expected(TEXTS[0], seed).values()) for seed in range(2)]
-    assert np.abs(np.subtract(*scores)).max() > 0.01
+def served(extra_bundle: Path, extra_server: str) -> Served:
+    model = input_models.Events().double().eval()
+    return Served(model, Bundle.open(extra_bundle).manifest, extra_server)
 
 
 def test_long_document_runs_in_chunks(served: Served) -> None:
@@ -95,60 +69,22 @@ def test_long_document_runs_in_chunks(served: Served) -> None:
     assert answer["scores"] == pytest.approx(served.expected(text), abs=1e-4)
 
 
-def test_lines_carry_inputs(served: Served) -> None:
-    content = [{"text": t, "inputs": served.fields(t, s)} for s, t in enumerate(TEXTS)]
-    content.append({"text": TEXTS[0]})
-    response = http.post(
-        f"{served.address}/infer",
-        content="\n".join(map(json.dumps, content)),
-        headers={"Content-Type": "application/x-ndjson"},
-        timeout=60,
-    )
-    *answers, problem = map(json.loads, response.text.splitlines())
-    for seed, answer in enumerate(answers):
-        assert answer["scores"] == pytest.approx(served.expected(TEXTS[seed], seed), abs=1e-5)
-    assert problem["status"] == 422
-    assert "expected the input 'static', a list of 4 numbers, got none" in problem["detail"].lower()
-
-
-def tensors(served: Served, *, binary: bool) -> tuple[list[dict[str, Any]], bytes]:
-    """The tensors of all texts as padded ids; the padding of types is not 0."""
+def tensors(served: Served) -> list[dict[str, Any]]:
+    """Return the tensors of all texts as padded ids."""
     longest = max(map(len, TEXTS))
     arrays = {
         "input_ids": np.zeros((len(TEXTS), longest), "<i8"),
         "lengths": np.array([len(text) for text in TEXTS], "<i8"),
-        "token_type_ids": np.full((len(TEXTS), longest), 99, "<i4"),
+        "token_type_ids": np.zeros((len(TEXTS), longest), "<i4"),
     }
-    extras = [served.extras(len(text), seed) for seed, text in enumerate(TEXTS)]
-    for row, (text, one) in enumerate(zip(TEXTS, extras, strict=True)):
-        arrays["input_ids"][row, : len(text)] = list(text.encode())
-        arrays["token_type_ids"][row, : len(text)] = one.tokens["token_type_ids"]
+    extras = [served.extras(len(text)) for text in TEXTS]
     for name in ("static", "region", "flags"):
         arrays[name] = np.stack([one.document[name] for one in extras])
     types = {"<i8": "INT64", "<i4": "INT32", "<f4": "FP32"}
-    inputs, content = [], b""
-    for name, array in arrays.items():
-        tensor = {"name": name, "shape": list(array.shape), "datatype": types[array.dtype.str]}
-        if binary:
-            tensor["parameters"] = {"binary_data_size": array.nbytes}
-            content += array.tobytes()
-        else:
-            tensor["data"] = array.tolist()
-        inputs.append(tensor)
-    return inputs, content
-
-
-@pytest.mark.parametrize("binary", [False, True])
-def test_tensors_carry_inputs(served: Served, binary: bool) -> None:
-    inputs, content = tensors(served, binary=binary)
-    head = json.dumps({"inputs": inputs}).encode()
-    url = f"{served.address}/v2/models/model/infer"
-    headers = {"Inference-Header-Content-Length": str(len(head))}
-    response = http.post(url, content=head + content, headers=headers, timeout=60).json()
-    scores = next(output for output in response["outputs"] if output["name"] == "scores")
-    rows = np.reshape(scores["data"], scores["shape"])
-    for seed, (text, row) in enumerate(zip(TEXTS, rows, strict=True)):
-        np.testing.assert_allclose(row, list(served.expected(text, seed).values()), atol=1e-5)
+    return [
+        {"name": n, "shape": [*x.shape], "datatype": types[x.dtype.str], "data": x.tolist()}
+        for n, x in arrays.items()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +102,7 @@ def test_tensors_carry_inputs(served: Served, binary: bool) -> None:
 def test_bad_tensors_are_refused(
     served: Served, name: str, changes: dict[str, Any] | None, said: str
 ) -> None:
-    inputs, _ = tensors(served, binary=False)
+    inputs = tensors(served)
     if changes is None:
         inputs = [one for one in inputs if one["name"] != name]
     else:
@@ -175,19 +111,6 @@ def test_bad_tensors_are_refused(
     response = http.post(url, json={"inputs": inputs}, timeout=60)
     assert response.status_code == 422
     assert said in response.json()["error"]
-
-
-def test_metadata_lists_tensors(served: Served) -> None:
-    found = http.get(f"{served.address}/v2/models/model").json()["inputs"]
-    assert {one["name"]: (one["datatype"], one["shape"]) for one in found} == {
-        "text": ("BYTES", [-1]),
-        "input_ids": ("INT64", [-1, -1]),
-        "lengths": ("INT64", [-1]),
-        "static": ("FP32", [-1, 4]),
-        "region": ("INT64", [-1]),
-        "flags": ("INT64", [-1, 2]),
-        "token_type_ids": ("INT64", [-1, -1]),
-    }
 
 
 @pytest.mark.parametrize(
@@ -232,28 +155,18 @@ def test_plain_text_has_no_place_for_inputs(served: Served) -> None:
         assert said in response.json()["detail"]
 
 
-def test_client_sends_inputs(served: Served) -> None:
+def test_client_names_wrong_inputs(served: Served) -> None:
     fields = [served.fields(text, seed) for seed, text in enumerate(TEXTS)]
-    arrays = [served.extras(len(text), seed) for seed, text in enumerate(TEXTS)]
+    batches = [served.extras(len(text), seed).batch() for seed, text in enumerate(TEXTS)]
     with Client(served.address) as client:
-        results = client.infer(TEXTS, inputs=fields)
-        found = client.infer_each(TEXTS, inputs=[one.batch() for one in arrays], batch_size=2)
+        found = client.infer_each(TEXTS, inputs=batches, batch_size=2)
         assert all(isinstance(one, ServerError) for one in found)  # batches of 1, not documents
-        given = [{**one.document, **one.tokens} for one in arrays]
-        results += [r for r in client.infer_each(TEXTS, inputs=given) if isinstance(r, Result)]
-        results += [client.infer(t, inputs=f) for t, f in zip(TEXTS, fields, strict=True)]
-        with client.stream(TEXTS[0], inputs=fields[0]) as answer:
-            assert answer.result.scores == pytest.approx(served.expected(TEXTS[0]), abs=1e-5)
         with pytest.raises(InvalidRequestError, match="'static'"):
             client.infer(TEXTS[0])
         with pytest.raises(ValueError, match="got fewer"):
             list(client.infer_each(TEXTS, inputs=fields[:1]))
         with pytest.raises(ValueError, match="got more"):
             list(client.infer_each(TEXTS[:1], inputs=fields))
-    assert len(results) == 3 * len(TEXTS)
-    for index, result in enumerate(results):
-        seed = index % len(TEXTS)
-        assert result.scores == pytest.approx(served.expected(TEXTS[seed], seed), abs=1e-5)
 
 
 def test_parity_compares_with_same_inputs(served: Served) -> None:
@@ -274,14 +187,11 @@ def test_info_and_openapi_describe_inputs(served: Served) -> None:
     }  # fmt: skip
 
 
-def test_model_without_extra_inputs_refuses_them(bundle_folder: Path, tmp_path: Path) -> None:
-    with serving(bundle_folder, tmp_path / "log") as (address, _):
-        content = {"text": "abc", "inputs": {"static": [1]}}
-        response = http.post(f"{address}/infer", json=content, timeout=60)
-        assert response.status_code == 422
-        assert "inputs of the model, none, got 'static'" in response.json()["detail"]
-        content["inputs"] = {}
-        assert http.post(f"{address}/infer", json=content, timeout=60).status_code == 200
+def test_model_without_extra_inputs_refuses_them(client: httpx.Client) -> None:
+    response = client.post("/infer", json={"text": "abc", "inputs": {"static": [1]}})
+    assert response.status_code == 422
+    assert "inputs of the model, none, got 'static'" in response.json()["detail"]
+    assert client.post("/infer", json={"text": "abc", "inputs": {}}).status_code == 200
 
 
 def test_head_policy_cuts_token_inputs(extra_bundle: Path) -> None:

@@ -1,7 +1,6 @@
 """Documents over the memory budget: they run in chunks, with short documents between them."""
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_models
 from clients import eventually, head, http, measured_info, metric, raw_connection
-from servers import serving
+from servers import Serve, serving
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.parity import TOLERANCES
@@ -27,13 +26,8 @@ def budget(bundle_folder: Path) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def address(
-    bundle_folder: Path, budget: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
-    log = tmp_path_factory.mktemp("long") / "log"
-    with serving(bundle_folder, log, *budget, "--max-queue-seconds", "300") as (address, _):
-        yield address
-    assert "Traceback" not in log.read_text("utf-8")
+def address(bundle_folder: Path, budget: tuple[str, str], serve: Serve) -> str:
+    return serve(bundle_folder, *budget, "--max-queue-seconds", "300")
 
 
 _PREDICTING = """
@@ -97,20 +91,6 @@ def test_answer_matches_whole_run(address: str, server: str, tokens: int) -> Non
     assert in_chunks["label"] == whole["label"]
     fields = [in_chunks[name] for name in ("tokens_total", "tokens_used", "truncated", "policy")]
     assert fields == [tokens, tokens, False, "exact"]
-
-
-@pytest.mark.parametrize("tokens", [WHOLE + 1, 3457])
-def test_evidence_matches_whole_run(address: str, server: str, tokens: int) -> None:
-    request = {"json": {"input_ids": [document(tokens)]}, "timeout": 120}
-    in_chunks, whole = (
-        http.post(f"{at}/infer?evidence=3", **request).json()["results"][0]["evidence"]
-        for at in (address, server)
-    )
-    assert len(whole["spans"]) == 3
-    for name in ("logit", "offset"):
-        assert in_chunks[name] == pytest.approx(whole[name], abs=TOLERANCES["fp32"].bound)
-    for found, expected in zip(in_chunks["spans"], whole["spans"], strict=True):
-        assert found == pytest.approx(expected, abs=TOLERANCES["fp32"].bound)
 
 
 def test_short_documents_run_between_chunks(address: str) -> None:

@@ -71,17 +71,11 @@ NAMES = part_of([*HYBRIDS, *FACTORIES], lambda name: (name, {_KINDS.get(name, na
 
 @dataclass(frozen=True)
 class Exported:
-    """A bundle and its model.
-
-    Attributes:
-        logits_of: the model in PyTorch, of ids and lengths, or of ids and their mask.
-        takes_mask: whether the model takes the mask.
-        long: the long document.
-        long_logits: the engine's logits of the long document in one run.
-    """
+    """A bundle and its model, with a long document and its logits in one run of the engine."""
 
     bundle: Bundle
     logits_of: Callable[[Tensor, Tensor], Tensor]
+    """The model in PyTorch, of ids and lengths, or of ids and their mask."""
     takes_mask: bool
     long: NDArray[np.int64]
     long_logits: NDArray[np.float32]

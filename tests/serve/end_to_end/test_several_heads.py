@@ -2,7 +2,6 @@
 
 import json
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import served_heads
 from clients import head, http, raw_connection
-from servers import serving
+from servers import Serve
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from aftserve.client import Client, TooLongError
@@ -21,15 +20,11 @@ TEXTS = ["An invoice from Zoë 😀.", "a", "Pay by 3 May, or the contract ends.
 
 
 @pytest.fixture(scope="module")
-def address(heads_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("heads")
+def address(heads_bundle: Path, serve: Serve) -> str:
     options = ("--reference", str(heads_bundle.with_name("model.pt")))
     factory = ("--reference-factory", "served_heads:EveryHead")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(served_heads.__file__).parent))
-        with serving(heads_bundle, folder / "log", *options, *factory) as (address, _):
-            yield address
-    assert "Traceback" not in (folder / "log").read_text("utf-8")
+    support = str(Path(served_heads.__file__).parent)
+    return serve(heads_bundle, *options, *factory, PYTHONPATH=support)
 
 
 def post(address: str, content: Any, **headers: str) -> httpx.Response:
@@ -211,14 +206,12 @@ def test_other_heads_are_not_explained(address: str, name: str, reason: str) -> 
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def words(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Serve the same model with spans of words, by the first token of each."""
-    folder = tmp_path_factory.mktemp("words")
     tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "may": 1, "be": 2, "##lace": 3, "##d": 4}))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    bundle = served_heads.exported(folder, aggregation="first", tokenizer=tokenizer)
-    with serving(bundle, folder / "log") as (address, _):
-        yield address
+    folder = tmp_path_factory.mktemp("words")
+    return serve(served_heads.exported(folder, aggregation="first", tokenizer=tokenizer))
 
 
 def test_spans_are_of_whole_words(words: str) -> None:

@@ -2,85 +2,82 @@
 
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import altered_bundles
 import httpx
 import pytest
 from bundle_swaps import damage, deploy, digest
 from clients import eventually, http, metric
-from servers import serving
+from servers import Serve, serving
 
 from aftserve.api.api_keys import make_key
-from aftserve.client import Client
+from aftserve.client import Client, Result
+from aftserve.predictor import Predictor
 
-PROBES = ("v2/health/live", "v2/health/ready")
-DOCUMENTS: dict[str, Any] = {"texts": ["An invoice.", "A contract about one house.", "é" * 300]}
+TEXT = "An invoice."
 
 
 @pytest.fixture(scope="module")
-def alone(bundle_folder: Path, other_bundle: Path, tmp_path_factory: Any) -> dict[str, Any]:
-    """The answers of each bundle by a server of its own, by the name that it gets below."""
-    folder = tmp_path_factory.mktemp("alone")
-    answers = {}
+def alone(bundle_folder: Path, other_bundle: Path) -> dict[str, Result]:
+    """The answer of each bundle without a server, by the name that it gets below."""
+    found = {}
     for name, bundle in (("a", bundle_folder), ("b", other_bundle)):
-        with serving(bundle, folder / name, "--threads", "1", "--model-name", name) as (address, _):
-            answers[name] = read_answers(address, name)
-    return answers
+        with Predictor(bundle, threads=1) as predictor:
+            found[name] = predictor(TEXT)
+    return found
 
 
 @pytest.fixture(scope="module")
-def both(bundle_folder: Path, other_bundle: Path, tmp_path_factory: Any) -> Iterator[str]:
+def both(bundle_folder: Path, other_bundle: Path, serve: Serve, tmp_path_factory: Any) -> str:
     """The address of a server of both bundles."""
     folder = tmp_path_factory.mktemp("both")
-    first = deploy(bundle_folder, folder / "a.bundle")
     second = deploy(other_bundle, folder / "b")
-    with serving(first, folder / "log", str(second), "--threads", "1") as (address, _):
-        yield address
+    return serve(deploy(bundle_folder, folder / "a.bundle"), str(second), "--threads", "1")
 
 
-def read_answers(address: str, name: str, start: str = "") -> dict[str, Any]:
-    """Return the numbers of a model in several formats; ``start`` begins their paths."""
-    send = {"inputs": [["An invoice."]]}
-    text = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["An invoice."]}
-    decision = {
-        "model": name,
-        "input": "An invoice.",
-        "questions": [{"type": "predicate", "name": "invoice", "instructions": "Is it?"}],
-    }
-    infer = http.post(f"{address}{start}/infer", json=DOCUMENTS).json()["results"]
-    protocol = http.post(f"{address}{start}/v2/models/{name}/infer", json={"inputs": [text]})
-    vllm = http.post(f"{address}{start}/classify", json={"model": name, "input": "An invoice."})
-    decided = http.post(f"{address}{start}/v1/decisions", json=decision)
-    predicted = http.post(f"{address}{start}/predict", json=send)
-    return {
-        "infer": [(one["bundle"], one["scores"]) for one in infer],
-        "protocol": (protocol.json()["model_name"], protocol.json()["outputs"]),
-        "vllm": (vllm.json()["model"], vllm.json()["data"]),
-        "decisions": (decided.json()["model"], decided.json()["answers"]),
-        "predict": predicted.json(),
-    }
+def check_answers(address: str, name: str, alone: dict[str, Result], start: str = "") -> None:
+    """Check the answers of a model in several formats; ``start`` begins their paths."""
+
+    def post(path: str, **body: Any) -> Any:
+        return http.post(f"{address}{start}{path}", json=body).json()
+
+    expected = alone[name]
+    assert expected.scores is not None
+    scores = pytest.approx(expected.scores, abs=1e-6)
+    infer = post("/infer", text=TEXT)
+    assert (infer["bundle"], infer["scores"]) == (expected.bundle, scores)
+    text = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXT]}
+    protocol = post(f"/v2/models/{name}/infer", inputs=[text])
+    assert protocol["model_name"] == name
+    assert protocol["parameters"]["bundle"] == expected.bundle
+    vllm = post("/classify", model=name, input=TEXT)
+    assert (vllm["model"], vllm["data"][0]["label"]) == (name, expected.label)
+    question = {"type": "predicate", "name": "invoice", "instructions": "Is it?"}
+    decision = post("/v1/decisions", model=name, input=TEXT, questions=[question])
+    probability = pytest.approx(expected.scores["invoice"], abs=1e-6)
+    assert (decision["model"], decision["answers"][0]["probability"]) == (name, probability)
+    predicted = post("/predict", inputs=[[TEXT]])
+    assert {one["label"]: one["score"] for one in predicted[0]} == scores
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
-def test_models_answer_as_alone(name: str, both: str, alone: dict[str, Any]) -> None:
-    """The numbers are the same, bit for bit."""
-    assert read_answers(both, name, f"/models/{name}") == alone[name]
+def test_models_answer_as_alone(name: str, both: str, alone: dict[str, Result]) -> None:
+    check_answers(both, name, alone, f"/models/{name}")
 
 
-def test_first_bundle_answers_plain_paths(both: str, alone: dict[str, Any]) -> None:
-    assert read_answers(both, "a") == alone["a"]
+def test_first_bundle_answers_plain_paths(both: str, alone: dict[str, Result]) -> None:
+    check_answers(both, "a", alone)
 
 
-def test_bodies_and_protocol_name_other_model(both: str, alone: dict[str, Any]) -> None:
-    body = {"model": "b", "input": "An invoice."}
-    vllm = http.post(f"{both}/classify", json=body).json()
-    assert (vllm["model"], vllm["data"]) == alone["b"]["vllm"]
-    text = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["An invoice."]}
+def test_bodies_and_protocol_name_other_model(both: str, alone: dict[str, Result]) -> None:
+    vllm = http.post(f"{both}/classify", json={"model": "b", "input": TEXT}).json()
+    assert (vllm["model"], vllm["data"][0]["label"]) == ("b", alone["b"].label)
+    text = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXT]}
     protocol = http.post(f"{both}/v2/models/b/infer", json={"inputs": [text]}).json()
-    assert (protocol["model_name"], protocol["outputs"]) == alone["b"]["protocol"]
+    assert (protocol["model_name"], protocol["parameters"]["bundle"]) == ("b", alone["b"].bundle)
 
 
 def test_lists_have_all_models(both: str) -> None:
@@ -137,10 +134,9 @@ def test_metrics_name_models(both: str) -> None:
     assert metric(both, "aftserve_server_ready") == 1
 
 
-def test_client_takes_address_of_model(both: str, alone: dict[str, Any]) -> None:
+def test_client_takes_address_of_model(both: str, alone: dict[str, Result]) -> None:
     with Client(f"{both}/models/b") as client:
-        result = client.infer("An invoice.")
-        assert result.bundle == alone["b"]["infer"][0][0]
+        assert client.infer(TEXT).bundle == alone["b"].bundle
 
 
 @pytest.fixture
@@ -252,15 +248,8 @@ def test_api_key_comes_before_names(folder: Path, tmp_path: Path) -> None:
             refused = client.post(path, json={"text": "a"})
             assert refused.status_code == 401
             assert "'a'" not in refused.text
-        for path in (
-            "healthz",
-            "readyz",
-            "openapi.json",
-            "v2",
-            "v2/health/ready",
-            "",
-            "page/page.js",
-        ):
+        probes = ("healthz", "readyz", "v2/health/ready")
+        for path in (*probes, "openapi.json", "v2", "", "page/page.js"):
             unknown = client.get(f"/models/c/{path}")
             assert (unknown.status_code, "'c'" in unknown.text) == (404, True), path
             assert "'a'" not in unknown.text
@@ -278,3 +267,103 @@ def test_api_key_comes_before_names(folder: Path, tmp_path: Path) -> None:
 
 def served_by(client: httpx.Client, name: str) -> str:
     return str(client.get(f"/models/{name}/info").json()["bundle"])
+
+
+def test_openapi_has_limits_of_model(
+    bundle_folder: Path, feature_bundle: Path, tmp_path: Path
+) -> None:
+    text, features = (
+        deploy(bundle_folder, tmp_path / "text.bundle"),
+        deploy(feature_bundle, tmp_path / "features.bundle"),
+    )
+    with serving(text, tmp_path / "log", str(features)) as (address, _):
+
+        def fields(start: str) -> set[str]:
+            document = http.get(f"{address}{start}/openapi.json").json()
+            forms = document["components"]["schemas"]["InferRequest"]["oneOf"]
+            return {name for form in forms for name in form["required"]}
+
+        assert fields("/models/features") == {"input_features"}
+        assert fields("/models/text") == fields("") == {"text", "texts", "input_ids"}
+        below = http.get(f"{address}/models/text/openapi.json").json()
+        assert below["servers"] == [{"url": "../text"}]
+        body = below["components"]["schemas"]["ClassificationRequest"]
+        assert body["properties"]["model"] == {"enum": ["text", None]}
+
+
+COUNTING = """
+from itertools import count
+
+from fastapi import APIRouter
+
+from aftserve.api.adapters.adapter import Adapter
+
+
+def create(models, guards):
+    made = count()
+    return Adapter(
+        APIRouter(), describe=lambda document, *_: document.update({"x-made": next(made)})
+    )
+"""
+"""An adapter that numbers the OpenAPI documents in the order in which they are made."""
+
+
+def test_openapi_documents_are_kept(
+    bundle_folder: Path,
+    other_bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests for one document do not replace another one."""
+    (tmp_path / "counting.py").write_text(COUNTING)
+    monkeypatch.chdir(tmp_path)
+    first = deploy(bundle_folder, tmp_path / "a.bundle")
+    second = deploy(other_bundle, tmp_path / "b.bundle")
+    starts = ("", "/models/a", "/models/b")
+    options = (str(second), "--api", "counting:create")
+    with serving(first, tmp_path / "log", *options) as (address, _):
+        made = [http.get(f"{address}{s}/openapi.json").json()["x-made"] for s in starts * 2]
+    assert made == [0, 1, 2, 0, 1, 2]
+
+
+QUOTED = {"a": "a", "sp ce": "sp%20ce", "100%41": "100%2541", "{x}": "%7Bx%7D", "ü": "%C3%BC"}
+"""Names of models, and the form of each in an address."""
+
+
+@pytest.fixture(scope="module")
+def quoted(bundle_folder: Path, serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a server of a folder with these names."""
+    folder = tmp_path_factory.mktemp("quoted")
+    for name in QUOTED:
+        shutil.copytree(bundle_folder, folder / name)
+    return serve(folder, "--threads", "1")
+
+
+def only_model(address: str) -> str:
+    """Return the name of the only model below an address."""
+    (model,) = http.get(f"{address}/v1/models").json()["data"]
+    return str(model["id"])
+
+
+@pytest.mark.parametrize("name", QUOTED)
+def test_openapi_leads_to_model(name: str, quoted: str) -> None:
+    """The address of the document's server is right below the prefix of a proxy, too."""
+    place = f"/models/{QUOTED[name]}/openapi.json"
+    ((url,),) = [one.values() for one in http.get(f"{quoted}{place}").json()["servers"]]
+    assert only_model(urljoin(quoted + place, url)) == name
+    proxied = urljoin(f"https://example.org/prefix{place}", url)
+    assert proxied == f"https://example.org/prefix/models/{QUOTED[name]}"
+
+
+def test_remedy_quotes_name(quoted: str) -> None:
+    refused = http.get(f"{quoted}/info").json()["detail"]
+    assert refused.endswith("Send the request to /models/100%2541/info.")
+    assert only_model(f"{quoted}/models/100%2541") == "100%41"
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_path_without_slash_names_page(method: str, quoted: str) -> None:
+    refused = http.request(method, f"{quoted}/models/sp%20ce")
+    assert refused.status_code == 404
+    assert refused.json()["detail"].endswith("The page of the model is /models/sp%20ce/.")
+    assert http.get(f"{quoted}/models/sp%20ce/").status_code == 200

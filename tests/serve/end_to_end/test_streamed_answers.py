@@ -25,15 +25,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bundle(folder: Path) -> Path:
-    return served_heads.exported(folder)
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path, bundle: Path) -> Iterator[tuple[str, int]]:
+def server(folder: Path, heads_bundle: Path) -> Iterator[tuple[str, int]]:
     options = ["--memory-budget-mib", str(BUDGET_MIB), "--spill", str(folder)]
     options += ["--idle-seconds", "0"]
-    with serving(bundle, folder / "log", *options, measured=True) as (address, process):
+    with serving(heads_bundle, folder / "log", *options, measured=True) as (address, process):
         yield address, process.pid
     assert "Traceback" not in (folder / "log").read_text("utf-8")
 
@@ -148,7 +143,9 @@ def test_short_requests_are_answered_meanwhile(server: tuple[str, int], document
         assert metric(address, "aftserve_running_documents") == 0
 
 
-def test_full_disk_fails_only_its_document(bundle: Path, tmp_path: Path, document: str) -> None:
+def test_full_disk_fails_only_its_document(
+    heads_bundle: Path, tmp_path: Path, document: str
+) -> None:
     program = (
         "-c",
         "import resource, sys\n"
@@ -156,7 +153,7 @@ def test_full_disk_fails_only_its_document(bundle: Path, tmp_path: Path, documen
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1_200_000, 1_200_000))\n"
         "sys.exit(main())\n",
     )
-    with serving(bundle, tmp_path / "log", program=program) as (address, _):
+    with serving(heads_bundle, tmp_path / "log", program=program) as (address, _):
         content, kind = document.encode(), {"Content-Type": "text/plain"}
         headers = kind | {"Accept": "application/x-ndjson"}
         refused = http.post(f"{address}/infer", content=content, headers=headers, timeout=240)

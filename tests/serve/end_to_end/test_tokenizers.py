@@ -36,8 +36,8 @@ def bundle(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="module")
-def served(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving(bundle, tmp_path_factory.mktemp("panics") / "log") as (address, _):
+def served(bundle: Path) -> Iterator[str]:
+    with serving(bundle, bundle.with_name("log")) as (address, _):  # which has the panics
         yield address
 
 

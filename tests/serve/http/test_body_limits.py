@@ -3,13 +3,12 @@
 import json
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from clients import eventually, head, http, metric, raw_connection, response
-from servers import serving
+from servers import Serve
 
 MIB = 1 << 20
 LIMITS = ("--max-body-mib", "1", "--max-buffered-mib", "2", "--receive-seconds", "5",
@@ -17,11 +16,8 @@ LIMITS = ("--max-body-mib", "1", "--max-buffered-mib", "2", "--receive-seconds",
 
 
 @pytest.fixture(scope="module")
-def address(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    log = tmp_path_factory.mktemp("receiving") / "log"
-    with serving(bundle_folder, log, *LIMITS, measured=True) as (address, _):
-        yield address
-    assert "Traceback" not in log.read_text("utf-8")
+def address(bundle_folder: Path, serve: Serve) -> str:
+    return serve(bundle_folder, *LIMITS, measured=True)
 
 
 def resident_mib(address: str) -> float:

@@ -7,24 +7,20 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from clients import GET, eventually, head, raw_connection, refusal, response
-from servers import address_of, running, serving
+from servers import Serve, address_of, no_content, running, serving
 
 _RESUMED_BYTES = 16 * 1024
 """The size of the rest of an answer at which asyncio resumes the application."""
 
 
 @pytest.fixture(scope="module")
-def address(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    log = tmp_path_factory.mktemp("connection") / "log"
-    with serving(bundle_folder, log, "--receive-seconds", "5") as (address, _):
-        yield address
-    assert "Traceback" not in log.read_text("utf-8")
+def address(bundle_folder: Path, serve: Serve) -> str:
+    return serve(bundle_folder, "--receive-seconds", "5")
 
 
 @pytest.mark.parametrize(
@@ -66,12 +62,8 @@ def test_kept_connection_has_header_timeout(ahead: bytes, address: str) -> None:
 
 
 def test_idle_connection_outlives_request_timeout() -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 204})
-        await send({"type": "http.response.body"})
-
     with (
-        running(app, seconds=1, timeout_keep_alive=60) as server,
+        running(no_content, seconds=1, timeout_keep_alive=60) as server,
         raw_connection(address_of(server)) as connection,
     ):
         for pause in (1.5, 0):
@@ -163,15 +155,11 @@ def test_last_answer_read_in_part_ends_connection(loop: str) -> None:
 def test_reset_connection_is_freed(loop: str) -> None:
     """A timer of a connection that a client has reset would keep its memory."""
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 204})
-        await send({"type": "http.response.body"})
-
     def is_free() -> bool:
         gc.collect()
         return connection() is None
 
-    with running(app, 3600, loop=loop, timeout_keep_alive=3600) as server:
+    with running(no_content, 3600, loop=loop, timeout_keep_alive=3600) as server:
         with raw_connection(address_of(server)) as client:
             client.sendall(GET)
             assert response(client)[0] == 204

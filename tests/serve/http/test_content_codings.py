@@ -139,6 +139,11 @@ def test_coding_is_read_from_headers(values: list[bytes], expected: str) -> None
     assert coding_of(headers) == expected
 
 
+def scope_of(body: bytes, coding: str) -> dict[str, Any]:
+    headers = [(b"content-encoding", coding.encode()), (b"content-length", b"%d" % len(body))]
+    return {"type": "http", "headers": headers, "state": {"started": time.monotonic()}}
+
+
 def receive_all(
     body: bytes, coding: str, *, max_bytes: int, max_buffered: int, seconds: float = 60
 ) -> int:
@@ -158,11 +163,9 @@ def receive_all(
 
     async def send(message: Any) -> None: ...
 
-    headers = [(b"content-encoding", coding.encode()), (b"content-length", b"%d" % len(body))]
-    scope = {"type": "http", "headers": headers, "state": {"started": time.monotonic()}}
     limits = BodyLimitMiddleware(app, max_bytes, max_buffered, seconds)
     try:
-        asyncio.run(limits(scope, receive, send))
+        asyncio.run(limits(scope_of(body, coding), receive, send))
     finally:
         assert limits.buffer.held == 0
     return sum(sizes)
@@ -204,10 +207,8 @@ def test_window_of_file_body_fills_buffer(coding: str, window_bytes: int) -> Non
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def run(max_buffered: int) -> None:
-        headers = [(b"content-encoding", coding.encode()), (b"content-length", b"%d" % len(body))]
-        scope = {"type": "http", "headers": headers, "state": {"started": time.monotonic()}}
         limits.buffer.max_bytes = max_buffered
-        await limits(scope, receive, receive)
+        await limits(scope_of(body, coding), receive, receive)
 
     limits = BodyLimitMiddleware(app, MIB, window_bytes, 60)
     asyncio.run(run(window_bytes))
@@ -236,9 +237,8 @@ def test_empty_members_leave_turns_to_others() -> None:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
 
-    headers = [(b"content-encoding", b"gzip"), (b"content-length", b"%d" % len(body))]
-    scope = {"type": "http", "headers": headers, "state": {"started": time.monotonic()}}
-    asyncio.run(BodyLimitMiddleware(app, 16 * MIB, 16 * MIB, 60)(scope, receive, receive))
+    limits = BodyLimitMiddleware(app, 16 * MIB, 16 * MIB, 60)
+    asyncio.run(limits(scope_of(body, "gzip"), receive, receive))
     assert turns > len(body) // 4096  # each step has at most as many bytes
 
 

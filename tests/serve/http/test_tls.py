@@ -33,14 +33,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pat
 
 @dataclass
 class Secure:
-    """A server that speaks TLS.
-
-    Attributes:
-        address: address of the server.
-        process: its process.
-        certificate, key: its files.
-        log: its log.
-    """
+    """A server that speaks TLS, with its files."""
 
     address: str
     process: "subprocess.Popen[bytes]"

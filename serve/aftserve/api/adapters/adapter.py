@@ -1,37 +1,50 @@
-"""The parts of an adapter, and the adapters that the settings name."""
+"""The parts of an adapter: documents, the choice of an output; the adapters that settings name."""
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import APIRouter, FastAPI, params
+import numpy as np
+from fastapi import APIRouter, FastAPI, Query, Request, params
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.routing import Match
 
-from aftexport.errors import UsageError
+from aftexport.bundle.manifest import Manifest
+from aftexport.errors import InputError, UsageError
+from aftexport.heads import (
+    BinaryClassification,
+    Head,
+    MultiLabelClassification,
+    SingleLabelClassification,
+)
 from aftexport.system.arguments import import_callable
 from aftserve.adapter_names import ADAPTERS
-from aftserve.api.document_schemas import Describe
+from aftserve.api.document_answers import answer_documents, deadline_of
 from aftserve.api.error_responses import ErrorBody
-from aftserve.api.model_choice import PREFIX
+from aftserve.api.model_choice import PREFIX, read_and_answer
+from aftserve.api.request_body import Describe, Schema, invalid, kind_of
+from aftserve.errors import DocumentTooLongError
+from aftserve.model.classifier import Classifier
+from aftserve.model.documents import DocumentAnswer
+from aftserve.model.wanted import AnswerOptions
+from aftserve.schemas import TokenIds
 from aftserve.serving.repository import ModelRepository
+from aftserve.serving.service import Service
+from aftserve.types import Document
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """Endpoints in the format of another server.
-
-    Attributes:
-        router: the endpoints, at complete paths.
-        error_body: makes the JSON of an error; None for that of ``/infer``.
-        describe: puts the limits of a model into the OpenAPI document.
-    """
+    """Endpoints in the format of another server."""
 
     router: APIRouter
+    """The endpoints, at complete paths."""
     error_body: ErrorBody | None = None
+    """Makes the JSON of an error; None for that of ``/infer``."""
     describe: Describe | None = None
+    """Puts the limits of a model into the OpenAPI document."""
 
     @property
     def routes(self) -> list[APIRoute]:
@@ -49,26 +62,14 @@ CreateAdapter = Callable[[ModelRepository, Sequence[params.Depends]], Adapter]
 
 
 def import_adapters(names: Iterable[str]) -> dict[str, CreateAdapter]:
-    """Import the functions that make adapters, by their names.
-
-    Raises:
-        UsageError: if an adapter of a user cannot be imported.
-    """
+    """Import the functions that make adapters, by their names; UsageError if one is unusable."""
     return {name: _import_adapter(name) for name in names}
 
 
 def create_adapters(
     models: ModelRepository, guards: Sequence[params.Depends]
 ) -> dict[str, Adapter]:
-    """Make the adapters of the settings, by their names.
-
-    Args:
-        models: the models of the server.
-        guards: checks of a request before its body is read.
-
-    Raises:
-        UsageError: if an adapter of a user cannot be imported or made.
-    """
+    """Make the adapters of the settings, whose ``guards`` run before a body is read."""
     functions = import_adapters(models.settings.api)
     return {
         name: create(models, guards) if name in ADAPTERS else _call(name, create, models, guards)
@@ -77,12 +78,7 @@ def create_adapters(
 
 
 def include_adapters(app: FastAPI, adapters: Mapping[str, Adapter]) -> None:
-    """Add the endpoints of adapters to an application.
-
-    Raises:
-        UsageError: if the application has an endpoint of the same path and method, or the path is
-            that of a model.
-    """
+    """Add the endpoints of adapters; UsageError if a path is taken or below ``/models/``."""
     for name, adapter in adapters.items():
         for route in adapter.routes:
             if route.path.startswith(PREFIX):
@@ -156,3 +152,130 @@ def _call(
 def _has_endpoint(app: FastAPI, path: str, method: str) -> bool:
     scope = {"type": "http", "path": path, "root_path": "", "method": method, "headers": []}
     return any(route.matches(scope)[0] is Match.FULL for route in app.routes)
+
+
+T = TypeVar("T")
+_IDS: TypeAdapter[list[int]] = TypeAdapter(TokenIds)
+
+
+def documents_of(given: Any, field: str, max_documents: int) -> list[Document]:
+    """Return the documents of a field: a text, token ids, or a list of either."""
+    if is_document(given):
+        return [document_of(given, (field,))]
+    if not isinstance(given, list | np.ndarray) or not len(given):
+        raise InputError(
+            f"{field} must be a text, token ids, or a list of them, got "
+            f"{'an empty array' if isinstance(given, list) else kind_of(given)}.",
+            "Send at least one document.",
+        )
+    check_count(len(given), field, max_documents)
+    return [document_of(one, (field, index)) for index, one in enumerate(given)]
+
+
+def is_document(given: Any) -> bool:
+    """Return whether a JSON value is one document: a text, or a list of numbers."""
+    if isinstance(given, np.ndarray):
+        return given.ndim == 1
+    if isinstance(given, list):
+        return bool(given) and isinstance(given[0], int | float)
+    return isinstance(given, str)
+
+
+def check_count(count: int, field: str, max_documents: int) -> None:
+    """Raise DocumentTooLongError if a list has too many documents."""
+    if count > max_documents:
+        raise DocumentTooLongError(
+            f"{field} must have at most {max_documents} documents, got {count}.",
+            "Send them in several requests.",
+        )
+
+
+def document_of(given: Any, place: Sequence[str | int]) -> Document:
+    """Return one document, a text or token ids; errors name its place in the body."""
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list | np.ndarray):
+        raise InputError(
+            f"{'.'.join(map(str, place))} must be a text or token ids, got {kind_of(given)}.",
+            "Send documents of these two forms only.",
+        )
+    return validated(_IDS, given, place)
+
+
+def validated(kind: TypeAdapter[T], given: Any, place: Sequence[str | int]) -> T:
+    """Return a value of a body; RequestValidationError names its place if it does not fit."""
+    try:
+        return kind.validate_python(given)
+    except ValidationError as error:
+        raise invalid(error, place) from None
+
+
+Output = Annotated[
+    str | None,
+    Query(
+        description="Output that answers, of `heads` in GET /info; only needed if several outputs "
+        "fit the format.",
+    ),
+]
+
+
+WITH_LABELS: tuple[type[Head], ...] = (
+    SingleLabelClassification,
+    BinaryClassification,
+    MultiLabelClassification,
+)
+"""The heads whose answers have a probability of every label."""
+
+
+def heads_for_documents(manifest: Manifest, *kinds: type[Head]) -> list[str]:
+    """Return the names of a model's heads of some kinds that answer for documents."""
+    return [
+        name
+        for name, head in manifest.heads.items()
+        if isinstance(head, kinds) and not head.is_per_token
+    ]
+
+
+def choose_head(names: list[str], wanted: str | None) -> str:
+    """Return the wanted head, or the only one that fits; InputError if the client must choose."""
+    if wanted is None and len(names) == 1:
+        return names[0]
+    if wanted not in names:
+        given = "none" if wanted is None else repr(wanted[:100])
+        raise InputError(
+            f"Expected an output of {', '.join(names)}, got {given}.",
+            "Name one in the query as output=NAME.",
+        )
+    return wanted
+
+
+async def answer_by_output(
+    request: Request,
+    service: Service,
+    documents: Sequence[Document],
+    names: Callable[[Manifest], list[str]],
+    output: str | None,
+    deadline_seconds: float | None,
+) -> tuple[str, Sequence[DocumentAnswer]]:
+    """Classify documents by the chosen one of the outputs ``names``; return its name too."""
+    deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
+
+    def read(manifest: Manifest) -> str:
+        return choose_head(names(manifest), output)
+
+    async def answer(name: str) -> list[DocumentAnswer]:
+        options = AnswerOptions(outputs=[name])
+        return await answer_documents(request, service, documents, deadline, options=options)
+
+    return await read_and_answer(service, read, answer)
+
+
+def put_outputs(
+    document: Schema, path: str, classifier: Classifier | None, *kinds: type[Head]
+) -> None:
+    """Put the heads that fit a path into an OpenAPI document; None if any model may answer."""
+    names = heads_for_documents(classifier.manifest, *kinds) if classifier is not None else []
+    for parameter in document["paths"][path]["post"]["parameters"]:
+        if parameter["name"] == "output" and names:
+            parameter["schema"] = {"type": "string", "enum": names}
+            parameter["required"] = len(names) > 1

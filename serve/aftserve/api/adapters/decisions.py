@@ -1,23 +1,29 @@
 """``POST /v1/decisions`` of OpenAI, where the outputs of a model are its questions.
 
+A model cannot read a question: an output answers the one question that it was trained for. A
+question must therefore name an output, or have exactly the labels of one.
+
 https://github.com/openai/openai-python (types/decision.py, types/decision_create_params.py)
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, params
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, TypeAdapter
 
 from aftexport.bundle.manifest import Manifest
-from aftserve.api.adapters.adapter import Adapter, OpenAIError, error_body
-from aftserve.api.adapters.documents import document_of, is_document, validated
-from aftserve.api.adapters.questions import (
-    IGNORED_INSTRUCTIONS,
-    MAX_QUESTIONS,
-    Labelled,
-    Outputs,
-    Statement,
+from aftexport.heads import BinaryClassification, Head, SingleLabelClassification
+from aftserve.api.adapters.adapter import (
+    WITH_LABELS,
+    Adapter,
+    OpenAIError,
+    document_of,
+    error_body,
+    is_document,
+    validated,
 )
 from aftserve.api.document_answers import (
     DeadlineSeconds,
@@ -25,24 +31,113 @@ from aftserve.api.document_answers import (
     check_documents,
     deadline_of,
 )
-from aftserve.api.document_schemas import (
+from aftserve.api.error_responses import responses
+from aftserve.api.model_choice import read_and_answer, requested
+from aftserve.api.request_body import (
     COMPONENTS,
-    TEXT,
+    TEXT_SCHEMA,
     Schema,
     any_of,
     body_schema,
     document_schemas,
     name_schema,
     put_body,
+    read_json,
 )
-from aftserve.api.error_responses import responses
-from aftserve.api.model_choice import read_and_answer, requested
-from aftserve.api.request_body import read_json
 from aftserve.model.classifier import Classifier
 from aftserve.model.documents import DocumentAnswer
 from aftserve.model.wanted import AnswerOptions
 from aftserve.serving.repository import ModelRepository
 from aftserve.types import Document
+
+MAX_QUESTIONS = 400
+"""Maximum number of questions in a request."""
+IGNORED_INSTRUCTIONS = "Ignored: an output answers its own question."
+"""Description of the field that has the text of a question."""
+_EXCLUSIVE = (SingleLabelClassification, BinaryClassification)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A question for one of several labels, and the output that answers it."""
+
+    head: str
+    labels: tuple[str, ...]
+
+    def label(self, answer: DocumentAnswer) -> str:
+        """Return the label of an answer."""
+        label: str = answer.of_head(self.head).label
+        return label
+
+    def probabilities(self, answer: DocumentAnswer) -> dict[str, float]:
+        """Return the probability of each label, as /infer has it."""
+        scores = answer.of_head(self.head).scores
+        return {label: scores[label] for label in self.labels}
+
+    def confidence(self, answer: DocumentAnswer) -> float:
+        """Return the probability of the answer's label, calibrated if the bundle can."""
+        content = answer.of_head(self.head)
+        confidence: float = (content.calibrated or content.scores)[content.label]
+        return confidence
+
+    def mean_level(self, answer: DocumentAnswer) -> float:
+        """Return the mean number of the labels, which count from 0."""
+        return sum(i * p for i, p in enumerate(self.probabilities(answer).values()))
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A question whether a label holds, and the output with the label."""
+
+    head: str
+    label: str
+
+    def probability(self, answer: DocumentAnswer) -> float:
+        """Return the probability of the label, as /infer has it."""
+        probability: float = answer.of_head(self.head).scores[self.label]
+        return probability
+
+
+class Outputs:
+    """The outputs of a model, to find those that answer the questions of a request."""
+
+    def __init__(self, heads: Mapping[str, Head]) -> None:
+        self._heads = heads
+        self._labels = {
+            name: frozenset(head.names)
+            for name, head in heads.items()
+            if isinstance(head, _EXCLUSIVE)
+        }
+
+    def of_labels(self, name: str | None, labels: Sequence[object]) -> list[Labelled]:
+        """Return the outputs with these labels in any order; an output of this name has to fit."""
+        texts = [label for label in labels if isinstance(label, str)]
+        asked = frozenset(texts)
+        if not len(asked) == len(texts) == len(labels):
+            return []
+        return [
+            Labelled(output, tuple(texts))
+            for output, own in self._labels.items()
+            if own == asked and (name not in self._heads or output == name)
+        ]
+
+    def of_statement(self, name: str | None) -> list[Statement]:
+        """Return the labels that ``LABEL``, ``OUTPUT:LABEL`` or an output of two labels names."""
+        if name is None:
+            return []
+        if isinstance(head := self._heads.get(name), BinaryClassification):
+            return [Statement(name, head.names[1])]
+        return self._statements.get(name, [])
+
+    @cached_property
+    def _statements(self) -> dict[str, list[Statement]]:
+        found = dict[str, list[Statement]]()
+        for output, head in self._heads.items():
+            for label in head.names if isinstance(head, WITH_LABELS) else ():
+                for name in (label, f"{output}:{label}"):
+                    found.setdefault(name, []).append(Statement(output, label))
+        return found
+
 
 PATH = "/v1/decisions"
 Instructions = Annotated[str | list[dict[str, Any]], Field(description=IGNORED_INSTRUCTIONS)]
@@ -248,7 +343,7 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
     def describe(document: Schema, classifier: Classifier | None, names: Sequence[str]) -> None:
         forms = document_schemas(classifier)
         message = {"$ref": f"{COMPONENTS}InputMessage"}
-        if TEXT in forms:
+        if TEXT_SCHEMA in forms:
             forms.append({"type": "array", "items": message, "minItems": 1, "maxItems": 1})
         put_body(document, InputMessage, {})
         put_body(document, DecisionRequest, {"input": any_of(forms), "model": name_schema(names)})

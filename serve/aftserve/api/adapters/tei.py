@@ -4,7 +4,6 @@ https://huggingface.github.io/text-embeddings-inference
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -14,39 +13,35 @@ from pydantic import BaseModel, ConfigDict, Field
 from aftexport.bundle.manifest import Manifest
 from aftexport.errors import InputError
 from aftexport.heads import FeatureExtraction, Head
-from aftserve.api.adapters.adapter import Adapter
-from aftserve.api.adapters.documents import (
+from aftserve.api.adapters.adapter import (
+    WITH_LABELS,
+    Adapter,
+    Output,
+    answer_by_output,
     check_count,
     document_of,
     documents_of,
-    is_document,
-)
-from aftserve.api.adapters.output_choice import (
-    WITH_LABELS,
-    Output,
-    choose_head,
     heads_for_documents,
+    is_document,
     put_outputs,
 )
-from aftserve.api.document_answers import DeadlineSeconds, answer_documents, deadline_of
-from aftserve.api.document_schemas import (
-    TEXT,
+from aftserve.api.document_answers import DeadlineSeconds
+from aftserve.api.error_responses import responses
+from aftserve.api.model_choice import ChosenModel
+from aftserve.api.request_body import (
+    TEXT_SCHEMA,
     Schema,
     any_of,
     body_schema,
     document_schemas,
     put_body,
+    read_json,
     several,
 )
-from aftserve.api.error_responses import responses
-from aftserve.api.model_choice import ChosenModel, read_and_answer
-from aftserve.api.request_body import read_json
 from aftserve.errors import RefusedError
 from aftserve.model.classifier import Classifier
 from aftserve.model.documents import DocumentAnswer
-from aftserve.model.wanted import AnswerOptions
 from aftserve.serving.repository import ModelRepository
-from aftserve.serving.service import Service
 from aftserve.types import Document
 
 PREDICT, EMBED = "/predict", "/embed"
@@ -126,13 +121,9 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
         _labelled(service.active.bundle.manifest)  # another model is refused before the body
         body = await read_json(request, PredictRequest, max_entries={})
         documents, is_one = _predicted_documents(body.inputs, service.settings.max_documents)
-        deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
-
-        def read(manifest: Manifest) -> str:
-            return choose_head(_labelled(manifest), output)
-
-        answer = partial(_answer, request, service, documents, deadline)
-        name, answers = await read_and_answer(service, read, answer)
+        name, answers = await answer_by_output(
+            request, service, documents, _labelled, output, deadline_seconds
+        )
         rows = [_predictions(one, name, raw=body.raw_scores) for one in answers]
         return rows[0] if is_one else rows
 
@@ -148,34 +139,21 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
         _embeddings(service.active.bundle.manifest)  # another model is refused before the body
         body = await read_json(request, EmbedRequest, max_entries={})
         documents = documents_of(body.inputs, "inputs", service.settings.max_documents)
-        deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
-
-        def read(manifest: Manifest) -> str:
-            return choose_head(_embeddings(manifest), output)
-
-        answer = partial(_answer, request, service, documents, deadline)
-        name, answers = await read_and_answer(service, read, answer)
+        name, answers = await answer_by_output(
+            request, service, documents, _embeddings, output, deadline_seconds
+        )
         return [_vector(one, name, normalize=body.normalize is not False) for one in answers]
 
     return Adapter(router, error_body, _describe)
 
 
-async def _answer(
-    request: Request,
-    service: Service,
-    documents: Sequence[Document],
-    deadline: float,
-    name: str,
-) -> list[DocumentAnswer]:
-    options = AnswerOptions(outputs=[name])
-    return await answer_documents(request, service, documents, deadline, options=options)
-
-
 def _describe(document: Schema, classifier: Classifier | None, names: Sequence[str]) -> None:
     """Put the limits of a model into an OpenAPI document."""
     forms = document_schemas(classifier)
-    lists = [{**several(TEXT), "maxItems": 1} if one == TEXT else one for one in forms]
-    singles = [TEXT, *lists] if TEXT in forms else lists
+    lists = [
+        {**several(TEXT_SCHEMA), "maxItems": 1} if one == TEXT_SCHEMA else one for one in forms
+    ]
+    singles = [TEXT_SCHEMA, *lists] if TEXT_SCHEMA in forms else lists
     predicted = [*singles, several(any_of(lists))] if forms else []
     put_body(document, PredictRequest, {"inputs": any_of(predicted)})
     put_body(document, EmbedRequest, {"inputs": any_of([*forms, *map(several, forms)])})

@@ -14,31 +14,30 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchem
 
 from aftexport.bundle.manifest import Manifest
 from aftexport.errors import InputError
-from aftserve.api.adapters.adapter import Adapter
-from aftserve.api.adapters.documents import documents_of
-from aftserve.api.adapters.output_choice import (
+from aftserve.api.adapters.adapter import (
     WITH_LABELS,
+    Adapter,
     Output,
-    choose_head,
+    answer_by_output,
+    documents_of,
     heads_for_documents,
     put_outputs,
 )
-from aftserve.api.document_answers import DeadlineSeconds, answer_documents, deadline_of
-from aftserve.api.document_schemas import (
+from aftserve.api.document_answers import DeadlineSeconds
+from aftserve.api.error_responses import responses
+from aftserve.api.model_choice import requested
+from aftserve.api.request_body import (
     Schema,
     any_of,
     body_schema,
     document_schemas,
     name_schema,
     put_body,
+    read_json,
     several,
 )
-from aftserve.api.error_responses import responses
-from aftserve.api.model_choice import read_and_answer, requested
-from aftserve.api.request_body import read_json
 from aftserve.model.classifier import Classifier
 from aftserve.model.documents import DocumentAnswer
-from aftserve.model.wanted import AnswerOptions
 from aftserve.serving.repository import ModelRepository
 
 PATHS = ("/classify", "/v1/classify")
@@ -132,16 +131,9 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
         service = await requested(request, body.model)
         service.check_open()
         documents = documents_of(body.input, "input", service.settings.max_documents)
-        deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
-
-        def read(manifest: Manifest) -> str:
-            return choose_head(_heads(manifest), output)
-
-        async def answer(name: str) -> list[DocumentAnswer]:
-            options = AnswerOptions(outputs=[name])
-            return await answer_documents(request, service, documents, deadline, options=options)
-
-        name, answers = await read_and_answer(service, read, answer)
+        name, answers = await answer_by_output(
+            request, service, documents, _heads, output, deadline_seconds
+        )
         given = body.request_id or body.rid or request.state.fields["request_id"]
         return _response(answers, name, f"classify-{given}", body, service.name)
 

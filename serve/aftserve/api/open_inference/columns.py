@@ -36,11 +36,7 @@ _MAX_PART_NUMBERS = 1 << 14
 
 
 def outputs_of(manifest: Manifest) -> tuple[TensorMetadata, ...]:
-    """Return the outputs of a model.
-
-    They are ``label`` and ``scores`` of one head with one label, else ``HEAD.FIELD``. A calibration
-    adds ``calibrated`` and, with a threshold, ``abstain``.
-    """
+    """Return the outputs: ``label`` and ``scores`` of one such head, else ``HEAD.FIELD``."""
     outputs = []
     for name, head in manifest.heads.items():
         start = prefix(manifest.heads, name)
@@ -117,12 +113,7 @@ class PaddedRows:
 
 @dataclass(frozen=True)
 class Column:
-    """An output tensor.
-
-    Attributes:
-        datatype: its datatype.
-        values: its values, one for each document, or the rows of all tokens.
-    """
+    """An output tensor: a value for each document, or the rows of all tokens."""
 
     datatype: Datatype
     values: list[str] | tensors.Array | PaddedRows

@@ -61,21 +61,15 @@ def inputs_of(manifest: Manifest, *, has_tokenizer: bool) -> tuple[TensorMetadat
 
 @dataclass(frozen=True)
 class Message:
-    """A checked request.
-
-    Attributes:
-        request: the JSON of the request.
-        documents: texts, token ids or features.
-        given: the extra inputs of each document.
-        options: the heads of the requested outputs.
-        inline: the count of tokens whose answers are JSON; None without a requested one.
-    """
+    """A checked request."""
 
     request: InferenceRequest
     documents: Sequence[Document]
     given: Sequence[ExtraFields]
     options: AnswerOptions = NO_OPTIONS
+    """The heads of the requested outputs."""
     inline: InlineTokens | None = None
+    """Count of the tokens whose answers are JSON; None without a requested one."""
 
 
 def parse(
@@ -86,20 +80,7 @@ def parse(
     manifest: Manifest,
     outputs: Sequence[str],
 ) -> Message:
-    """Check a request.
-
-    Args:
-        content: its parsed JSON.
-        binary: the bytes after the JSON.
-        max_documents: maximum number of documents.
-        manifest: manifest of the model.
-        outputs: names of its outputs.
-
-    Raises:
-        RequestValidationError: if a field does not follow the protocol.
-        InputError: if the tensors are not documents, or a requested output does not exist.
-        DocumentTooLongError: if there are too many documents.
-    """
+    """Check the JSON of a request and the bytes after it."""
     try:
         request = InferenceRequest.model_validate(content)
     except ValidationError as error:
@@ -266,10 +247,8 @@ def respond(
     version: str,
     deadline: float,
 ) -> Response:
-    """Build the response; tensors that are requested as bytes follow the JSON.
-
-    Tensors of tokens are sent in parts until the client's deadline by ``time.monotonic``.
-    """
+    """Build the response; tensors that are requested as bytes follow the JSON."""
+    # Tensors of tokens are sent in parts until the client's deadline.
     request = message.request
     wanted = [output.name for output in request.outputs] if request.outputs else None
     outputs, after, size, has_rows = [], list[Iterator[bytes]](), 0, False
@@ -339,16 +318,7 @@ def _extra_tensors(manifest: Manifest) -> list[TensorMetadata]:
 def _check_extra_tensors(
     described: Mapping[str, InputTensor], documents: int, manifest: Manifest
 ) -> None:
-    """Check the types and shapes of the extra inputs before their values are read.
-
-    Args:
-        described: the tensors of a request by name.
-        documents: the number of documents.
-        manifest: the manifest of the model.
-
-    Raises:
-        InputError: if one is missing or does not fit.
-    """
+    """Check the types and shapes of the extra inputs before their values are read."""
     tokens = described.get(manifest.main_input)
     width = tokens.shape[1] if tokens is not None else None
     for extra in manifest.extra_inputs:

@@ -48,12 +48,7 @@ def create_router(guards: Sequence[params.Depends]) -> APIRouter:
 
 
 def create_admin_router(models: ModelRepository, guards: Sequence[params.Depends]) -> APIRouter:
-    """Build the endpoints that load and unload models.
-
-    Args:
-        models: the models of the server.
-        guards: checks of a request; they require an API key that is marked admin.
-    """
+    """Build the endpoints that load and unload models; ``guards`` require an admin key."""
     problems = _problems((*_BODY_STATUSES, 503))
     problems[403] = {"model": ProtocolProblem, "description": "The API key is not marked admin."}
     router = APIRouter(tags=_TAGS, dependencies=guards, responses=problems)

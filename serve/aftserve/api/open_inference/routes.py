@@ -16,7 +16,6 @@ from aftserve.api.document_answers import (
     deadline_of,
     run_until_disconnect,
 )
-from aftserve.api.document_schemas import body_schema
 from aftserve.api.error_responses import GUARDED, responses
 from aftserve.api.model_choice import OPEN, read_and_answer, readiness, requested, visible
 from aftserve.api.open_inference import messages
@@ -40,7 +39,7 @@ from aftserve.api.open_inference.schemas import (
     Ready,
     ServerMetadata,
 )
-from aftserve.api.request_body import parse_json, receive
+from aftserve.api.request_body import body_schema, parse_json, receive
 from aftserve.model.documents import DocumentAnswer
 from aftserve.observability.metrics import InferenceStats, TotalTime
 from aftserve.serving.repository import ModelRepository

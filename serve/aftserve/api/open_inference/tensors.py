@@ -16,15 +16,7 @@ _INTEGERS: dict[str, str] = {"INT64": "<i8", "INT32": "<i4"}
 
 
 def read(tensor: InputTensor, binary: memoryview | None) -> Array:
-    """Return a tensor as an array of integers, of floats, or of ``str`` objects.
-
-    Args:
-        tensor: the request's description of the tensor, whose type was checked.
-        binary: its bytes; None if its values are in the JSON.
-
-    Raises:
-        InputError: if its values do not fit its type and shape.
-    """
+    """Return a tensor as an array of integers, of floats, or of ``str`` objects."""
     count = math.prod(tensor.shape)
     if binary is not None:
         values = (

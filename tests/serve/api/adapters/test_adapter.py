@@ -1,4 +1,4 @@
-"""The adapters that ``--api`` names, and one in a file of a user."""
+"""The adapters that ``--api`` names, one in a file of a user, and models without their fields."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from clients import http
 from commands import run_python
 from docs.pages import BLOCKS, PAGES
 from fastapi import FastAPI
@@ -168,3 +169,44 @@ def test_wrong_adapter_is_refused_before_load(here: Path) -> None:
     )
     assert outcome.code == 2
     assert "--api absent_module:create: the import raised ModuleNotFoundError" in outcome.err
+
+
+KIND = {"type": "choice", "instructions": "Which?", "choices": [{"value": one} for one in LABELS]}
+MOOD = {
+    "type": "choice",
+    "instructions": "Which?",
+    "choices": [{"value": "calm"}, {"value": "sad"}],
+}
+
+
+def bodies(document: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Return a request of every format for a document."""
+    decision = {"model": "model", "input": document}
+    return [
+        ("/classify", {"input": document}),
+        ("/v1/classify", {"input": [document]}),
+        ("/predict", {"inputs": document}),
+        ("/v1/decisions", decision | {"questions": [KIND]}),
+        ("/v1/decisions", decision | {"questions": [MOOD]}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("feature_server", "features"), ("extra_server", "extra_inputs of GET /info")],
+)
+def test_every_format_refuses_documents(
+    name: str, message: str, request: pytest.FixtureRequest
+) -> None:
+    address = request.getfixturevalue(name)
+    for path, body in [*bodies("a text"), *bodies([5, 6, 7])]:
+        answer = http.post(f"{address}{path}", json=body)
+        assert (answer.status_code, message in answer.text) == (422, True), (path, answer.text)
+    schemas = http.get(f"{address}/openapi.json").json()["components"]["schemas"]
+    for model, field in (
+        ("ClassificationRequest", "input"),
+        ("PredictRequest", "inputs"),
+        ("EmbedRequest", "inputs"),
+        ("DecisionRequest", "input"),
+    ):
+        assert schemas[model]["properties"][field] == {"not": {}}

@@ -1,13 +1,18 @@
-"""Decisions, by OpenAI's own client."""
+"""Decisions and the list of models, by OpenAI's own client."""
 
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from served_heads import ANSWERS, TEXTS, TOPICS, infer
+from served_heads import ANSWERS, HEADS, TEXTS, TOPICS, infer
+from typesafe_sdk import TypeSafeClient
+
+from aftexport.heads import BinaryClassification, SingleLabelClassification
+from aftserve.api.adapters.decisions import Labelled, Outputs, Statement
 
 UNPROCESSABLE = openai.UnprocessableEntityError
 
@@ -123,7 +128,6 @@ def test_response_times_its_stages(name: str, stages: list[str], client: openai.
     [
         [{"role": "user", "content": TEXTS[0]}],
         [{"role": "user", "content": [{"type": "input_text", "text": TEXTS[0]}]}],
-        [*TEXTS[0].encode()],
     ],
 )
 def test_other_forms_of_text_are_read(given: Any, client: openai.OpenAI) -> None:
@@ -165,3 +169,46 @@ def test_refusals_reach_client(
     request = {"model": "heads", "input": "a", "questions": [predicate("urgent")]} | changes
     with pytest.raises(error, match=message):
         client.decisions.create(**request)
+
+
+MANY = tuple(f"label {i}" for i in range(5000))
+OUTPUTS = {
+    "many": SingleLabelClassification(labels=MANY),
+    "paid": BinaryClassification(labels=("no", "yes")),
+    "sent": BinaryClassification(labels=("no", "yes")),
+}
+
+
+def test_questions_find_outputs() -> None:
+    outputs = Outputs(OUTPUTS)
+    assert outputs.of_labels(None, MANY[::-1]) == [Labelled("many", MANY[::-1])]
+    assert outputs.of_labels("paid", ["yes", "no"]) == [Labelled("paid", ("yes", "no"))]
+    assert [one.head for one in outputs.of_labels("other", ["yes", "no"])] == ["paid", "sent"]
+    for labels in (["yes", "yes"], ["yes"], ["yes", "no", "no"], ["yes", "no", {}], [True, "no"]):
+        assert outputs.of_labels(None, labels) == []
+    assert outputs.of_statement("paid") == [Statement("paid", "yes")]
+    assert outputs.of_statement("sent:no") == [Statement("sent", "no")]
+    assert outputs.of_statement("yes") == [Statement("paid", "yes"), Statement("sent", "yes")]
+    assert outputs.of_statement("label 7") == [Statement("many", "label 7")]
+    assert outputs.of_statement(None) == outputs.of_statement("many") == []
+
+
+def test_openai_client_lists_model(client: openai.OpenAI) -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.object, model.owned_by) == ("heads", "model", "aftserve")
+    assert time.time() - 86_400 < model.created <= time.time()  # in seconds
+    assert client.models.retrieve("heads") == model
+    with pytest.raises(openai.NotFoundError, match="Expected the model 'heads', got 'other'"):
+        client.models.retrieve("other")
+
+
+def test_typesafe_client_lists_model(heads_server: str) -> None:
+    with TypeSafeClient(base_url=heads_server, api_key="none") as client:
+        (model,) = client.models.list().models
+    assert model.name == "heads"
+    assert model.description == ", ".join(f"{n}: {head['task']}" for n, head in HEADS.items())
+
+
+def test_unknown_model_has_format_of_openai(heads_client: httpx.Client) -> None:
+    answer = heads_client.get("/v1/models/other")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "invalid_request_error")

@@ -27,14 +27,6 @@ def test_single_text_gets_flat_infer_answer(inputs: Any, client: httpx.Client) -
     assert answer == ranked(client.post("/infer", json={"text": TEXTS[0]}).json()["scores"])
 
 
-def test_token_ids_get_infer_answers(heads_client: httpx.Client) -> None:
-    ids = [[5, 6, 7], [9]]
-    results = heads_client.post("/infer", json={"input_ids": ids}).json()["results"]
-    expected = [ranked(one["heads"]["topic"]["scores"]) for one in results]
-    assert predict(heads_client, "topic", inputs=ids) == expected
-    assert predict(heads_client, "topic", inputs=ids[0]) == expected[0]
-
-
 def test_raw_scores_are_logits(heads_client: httpx.Client) -> None:
     scores = {one["label"]: one["score"] for one in predict(heads_client, "topic", inputs="a")}
     raw = predict(heads_client, "topic", inputs="a", raw_scores=True)
@@ -56,8 +48,6 @@ def test_vectors_are_normalized_by_default(heads_client: httpx.Client) -> None:
     for one, other in zip(plain, expected, strict=True):
         assert np.linalg.norm(one) > 2
         np.testing.assert_allclose(one / np.linalg.norm(one), other, rtol=1e-12)
-    ids = heads_client.post("/embed", json={"inputs": [*TEXTS[1].encode()]}).json()
-    assert ids == heads_client.post("/embed", json={"inputs": [TEXTS[1]]}).json()
 
 
 def test_hub_client_reads_embeddings(heads_server: str, heads_client: httpx.Client) -> None:

@@ -42,18 +42,6 @@ def test_text_gets_infer_answer(path: str, client: httpx.Client) -> None:
     }
 
 
-@pytest.mark.parametrize(("given", "rows"), [([5, 6, 7], [[5, 6, 7]]), ([[5, 6], [9]], None)])
-def test_token_ids_get_infer_answers(
-    given: list[Any], rows: list[list[int]] | None, heads_client: httpx.Client
-) -> None:
-    body = {"input": given, "request_id": "mine", "priority": 0, "user": "me"}
-    answer = heads_client.post("/classify", params={"output": "topic"}, json=body).json()
-    expected = results(heads_client, {"input_ids": rows or given})
-    scores = [[*one["heads"]["topic"]["scores"].values()] for one in expected]
-    assert [one["probs"] for one in answer["data"]] == scores
-    assert answer["id"] == "classify-mine"
-
-
 def test_logits_belong_to_probabilities(client: httpx.Client) -> None:
     (logits,) = classify(client, input=TEXTS[0], use_activation=False)["data"]
     (scores,) = classify(client, input=TEXTS[0], use_activation=True)["data"]

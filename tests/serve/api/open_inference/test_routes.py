@@ -1,7 +1,6 @@
 """Handwritten requests of the Open Inference Protocol, valid and invalid."""
 
 import json
-import struct
 from typing import Any
 
 import httpx
@@ -27,19 +26,6 @@ def outputs(response: httpx.Response) -> dict[str, Any]:
     return {output["name"]: output for output in response.json()["outputs"]}
 
 
-def test_json_request_gets_json_response(client: httpx.Client) -> None:
-    response = client.post(INFER, json={"id": "1", "inputs": [text("a", "An invoice.")]})
-    assert response.json()["id"] == "1"
-    assert response.json()["model_name"] == "model"
-    found = outputs(response)
-    assert list(found) == ["label", "scores", "tokens_total", "tokens_used"]
-    assert found["scores"]["shape"] == [2, 3]
-    assert len(found["scores"]["data"]) == 6
-    assert found["tokens_total"]["data"] == found["tokens_used"]["data"]
-    expected = client.post("/infer", json={"texts": ["a", "An invoice."]}).json()["results"]
-    assert found["label"]["data"] == [result["label"] for result in expected]
-
-
 def test_flat_and_nested_data_agree(client: httpx.Client) -> None:
     flat = client.post(INFER, json={"inputs": [ids([1, 2, 3, 4], [2, 2])]})
     nested = client.post(INFER, json={"inputs": [ids([[1, 2], [3, 4]], [2, 2])]})
@@ -59,31 +45,6 @@ def test_null_fields_count_as_absent(client: httpx.Client) -> None:
     assert outputs(client.post(INFER, json=all_null)) == outputs(
         client.post(INFER, json={"inputs": [text("a")]})
     )
-
-
-def test_lengths_exclude_padding(client: httpx.Client) -> None:
-    padded = client.post(INFER, json={"inputs": [ids([[7, 8, 0, 0]], [1, 4]), lengths(2)]})
-    alone = client.post(INFER, json={"inputs": [ids([[7, 8]], [1, 2])]})
-    assert outputs(padded) == outputs(alone)
-
-
-def test_binary_tensors_follow_json(client: httpx.Client) -> None:
-    value = "Ünïcode".encode()
-    after = struct.pack("<I", len(value)) + value
-    tensor = {
-        "name": "text", "shape": [1], "datatype": "BYTES",
-        "parameters": {"binary_data_size": len(after)},
-    }  # fmt: skip
-    wanted = [{"name": "tokens_total", "parameters": {"binary_data": True}}]
-    head = json.dumps({"inputs": [tensor], "outputs": wanted}).encode()
-    response = client.post(
-        INFER, content=head + after, headers={"Inference-Header-Content-Length": str(len(head))}
-    )
-    assert response.status_code == 200, response.text
-    size = int(response.headers["Inference-Header-Content-Length"])
-    (output,) = json.loads(response.content[:size])["outputs"]
-    assert output["parameters"] == {"binary_data_size": 8}
-    assert struct.unpack("<q", response.content[size:]) == (len(value),)
 
 
 @pytest.mark.parametrize(

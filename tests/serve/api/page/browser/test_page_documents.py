@@ -1,12 +1,11 @@
 """Documents on the page: their input, and the passages that the answer marks."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from page_driver import ORDINARY, classify, drop, focused, fulfill_changed, pieces, shown_pieces
 from playwright.sync_api import BrowserContext, Page, expect
-from servers import serving
+from servers import Serve
 
 # Records when the keys are pressed and when the answer is on the screen.
 TIMED = """() => {
@@ -29,9 +28,8 @@ return (range.getBoundingClientRect().left - place.left) / place.width;
 
 
 @pytest.fixture(scope="module")
-def address(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving(bundle_folder, tmp_path_factory.mktemp("page") / "log") as (address, _):
-        yield address
+def address(bundle_folder: Path, serve: Serve) -> str:
+    return serve(bundle_folder)
 
 
 def test_keyboard_classifies_long_document(

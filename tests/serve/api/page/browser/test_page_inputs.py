@@ -1,29 +1,18 @@
 """The fields of extra inputs on the page."""
 
 import re
-from collections.abc import Iterator
-from importlib.resources import files
-from pathlib import Path
 
 import pytest
+from page_driver import check_accessibility
 from playwright.sync_api import Page, expect
-from servers import serving
 
-AXE = files("axe_core_python").joinpath("axe.min.js")
 VALUES = {"static": "0.5, -1 2e0 3", "region": "4", "flags": "0 2", "token_type_ids": "0 1 5"}
 
 
-@pytest.fixture(scope="module")
-def address(extra_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    log = tmp_path_factory.mktemp("page") / "log"
-    with serving(extra_bundle, log) as (address, _):
-        yield address
-
-
 @pytest.fixture
-def shown(page: Page, address: str) -> Page:
+def shown(page: Page, extra_server: str) -> Page:
     """Open the page, and fill all its fields."""
-    page.goto(address)
+    page.goto(extra_server)
     page.fill("#text", "abc")
     for name, value in VALUES.items():
         page.fill(f"#input-{name}", value)
@@ -78,14 +67,11 @@ def test_server_counts_tokens(shown: Page) -> None:
 
 
 def test_fields_are_accessible(shown: Page) -> None:
-    shown.evaluate(AXE.read_text("utf-8"))
-    found = shown.evaluate("axe.run('#form').then(({violations}) => violations.map(v => v.id))")
-    assert found == []
+    check_accessibility(shown, part="#form")
     expect(shown.get_by_label("static")).to_be_visible()
 
 
-def test_other_models_have_no_fields(page: Page, bundle_folder: Path, tmp_path: Path) -> None:
-    with serving(bundle_folder, tmp_path / "log") as (address, _):
-        page.goto(address)
-        expect(page.locator("#about")).to_be_visible()
-        expect(page.locator("#inputs")).to_be_hidden()
+def test_other_models_have_no_fields(page: Page, server: str) -> None:
+    page.goto(server)
+    expect(page.locator("#about")).to_be_visible()
+    expect(page.locator("#inputs")).to_be_hidden()

@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from bundle_swaps import digest
 from clients import eventually, http
 from page_driver import classify
 from playwright.sync_api import Page, expect
-from servers import serving
+from servers import Serve, serving
 
 from aftserve.api.api_keys import make_key
 
@@ -29,10 +28,9 @@ def folder(
 
 
 @pytest.fixture(scope="module")
-def address(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(folder: Path, serve: Serve) -> str:
     """The address of a server whose folder has no default model."""
-    with serving(folder, tmp_path_factory.mktemp("log") / "log") as (address, _):
-        yield address
+    return serve(folder)
 
 
 def test_page_without_default_links_models(address: str, folder: Path, page: Page) -> None:

@@ -1,7 +1,5 @@
 """Series of features on the page: their files, their plots and the marked evidence."""
 
-from collections.abc import Iterator
-from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -9,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from input_models import FEATURES, MEAN, NAMES, SCALE
-from page_driver import drop
+from page_driver import check_accessibility, drop
 from playwright.sync_api import Page, Request, Route, expect
-from servers import serving
+from servers import Serve
 
-AXE = files("axe_core_python").joinpath("axe.min.js")
 MAX_TOKENS = 100_000
 MIB = 1 << 20
 MAX_STEPS = (MIB - 128) // (4 * FEATURES)
@@ -26,11 +23,8 @@ return [...Array(canvas.width).keys()].filter(isMark);
 
 
 @pytest.fixture(scope="module")
-def address(feature_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    log = tmp_path_factory.mktemp("series") / "log"
-    limits = ["--max-tokens", str(MAX_TOKENS), "--max-array-mib", "1"]
-    with serving(feature_bundle, log, *limits) as (address, _):
-        yield address
+def address(feature_bundle: Path, serve: Serve) -> str:
+    return serve(feature_bundle, "--max-tokens", str(MAX_TOKENS), "--max-array-mib", "1")
 
 
 def measured(steps: int) -> Any:
@@ -218,9 +212,7 @@ def test_features_are_chosen(address: str, page: Page, tmp_path: Path) -> None:
     expect(captions).to_have_text(["f3030 to 70", "f3939 to 79"])
     page.select_option("#channels", names[10:30])
     expect(captions).to_contain_text(names[10:26])
-    page.evaluate(AXE.read_text("utf-8"))
-    found = page.evaluate("axe.run()")
-    assert [(one["id"], one["nodes"]) for one in found["violations"]] == []
+    check_accessibility(page)
 
 
 def test_few_features_have_no_choice(address: str, page: Page, tmp_path: Path) -> None:
@@ -236,7 +228,5 @@ def test_series_passes_accessibility_checks(address: str, page: Page, tmp_path: 
     np.save(tmp_path / "a.npy", measured(500))
     page.goto(address)
     expect(page.locator("#text")).to_be_hidden()
-    page.evaluate(AXE.read_text("utf-8"))
     send(page, tmp_path / "a.npy")
-    found = page.evaluate("axe.run()")
-    assert [(one["id"], one["nodes"]) for one in found["violations"]] == []
+    check_accessibility(page)
