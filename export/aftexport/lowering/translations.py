@@ -21,7 +21,7 @@ from aftexport.lowering.scalar_functions import scalar_functions
 from aftexport.lowering.size_floats import size_translations
 from aftexport.operators.domain import DOMAIN, MAX_BLOCK, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.operators.schema import Attribute
-from aftexport.operators.torch_ops import OPERATORS, RECURRENT_OPERATORS, Operator
+from aftexport.operators.torch_ops import OPERATORS, SINGLE_OPERATORS, Operator
 from aftexport.system.internals.torch_translation import call_op
 
 _aten = torch.ops.aten
@@ -49,7 +49,7 @@ def translations(max_tokens: int = MAX_WHOLE_TOKENS) -> dict[Any, Callable[..., 
     return (
         scalar_functions()
         | _deviations()
-        | {o.torch_op: _translation(o) for o in (OPERATORS | RECURRENT_OPERATORS).values()}
+        | {o.torch_op: _translation(o) for o in (OPERATORS | SINGLE_OPERATORS).values()}
         | {
             _aten.adaptive_avg_pool1d.default: _adaptive_avg_pool1d,
             _aten.amax.default: _amax,

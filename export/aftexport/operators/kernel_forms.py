@@ -8,7 +8,6 @@ runtime runs its portable body.
 import onnx
 
 from aftexport.operators.domain import DOMAIN, operator_name
-from aftexport.operators.mechanisms import RECURRENT_OPERATORS
 from aftexport.operators.registry import operator_of
 
 _SUFFIX = "Portable"
@@ -17,17 +16,18 @@ _SUFFIX = "Portable"
 def takes_form(library: str, node: onnx.NodeProto) -> bool:
     """Return whether the kernels of a library take a node of our domain.
 
-    Those for the CPU take every form; the others lack those of the recurrent family and of
-    ``OnnxOperator.cpu_only_parts``.
+    Those for the CPU take every form; the others lack those of ``OnnxOperator.cpu_only_parts``.
 
     Args:
         library: the name of the library, see ``aftplugins.RUNTIMES``.
         node: the node.
     """
     operator = operator_of(node.op_type)
-    if operator is None or library == "onnxruntime":
+    if operator is None:
         return True
-    return not operator.cpu_only_parts(node) and operator.op_type not in RECURRENT_OPERATORS
+    if library not in operator.libraries:
+        return False
+    return library == "onnxruntime" or not operator.cpu_only_parts(node)
 
 
 def choose_kernels(model: onnx.ModelProto, library: str) -> bool:

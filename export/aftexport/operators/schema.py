@@ -62,6 +62,7 @@ class OnnxOperator:
         sizes: the function from attributes to the sizes of axes in cases of the parity check.
         nonnegative: the function from attributes to the inputs with nonnegative columns in cases
             of the parity check, and the first such column of each.
+        libraries: the kernel libraries that have the operator, see ``aftplugins.RUNTIMES``.
     """
 
     op_type: str
@@ -77,6 +78,7 @@ class OnnxOperator:
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     sizes: Callable[[Mapping[str, Any]], dict[str, int]] = lambda _: {}
     nonnegative: Callable[[Mapping[str, Any]], Mapping[str, int]] = lambda _: {}
+    libraries: tuple[str, ...] = ("onnxruntime", "onnxruntime_cuda", "tensorrt")
 
     @property
     def required_inputs(self) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from aftexport.operators.domain import DOMAIN, operator_name, opset_of
 from aftexport.operators.encoder import ARITHMETIC_OPERATORS
 from aftexport.operators.encoder.arithmetic import Arithmetic
 from aftexport.operators.encoder.layer_norm_feed_forward import LAYER_NORM_FEED_FORWARD
-from aftexport.operators.mechanisms import RECURRENT_OPERATORS
+from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.operators.schema import OnnxOperator
 from aftexport.system.installation import install_command
 
@@ -92,7 +92,9 @@ class ExecutionProvider:
         """
         if not self.needs_gpu or self.kernels or _are_kernels_off():
             return
-        without = {*ARITHMETIC_OPERATORS, *RECURRENT_OPERATORS}
+        without = {*ARITHMETIC_OPERATORS} | {
+            name for name, o in ALL_OPERATORS.items() if self.library not in o.libraries
+        }
         if needed := sorted({operator_name(name) for name in operators} - without):
             raise EngineError(
                 f"Expected CUDA kernels for {' and '.join(needed)}, got none: "

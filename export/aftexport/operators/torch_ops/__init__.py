@@ -24,6 +24,7 @@ from aftexport.operators.torch_ops.linear_attention import (
     NORMALIZED_LINEAR_ATTENTION,
 )
 from aftexport.operators.torch_ops.recurrent_linear_attention import RECURRENT_LINEAR_ATTENTION
+from aftexport.operators.torch_ops.softmax_attention import SOFTMAX_ATTENTION
 from aftexport.operators.torch_ops.torch_op import Operator
 
 OPERATORS: dict[str, Operator] = {
@@ -52,8 +53,14 @@ RECURRENT_OPERATORS: dict[str, Operator] = {
 }
 """The operators with a state, by ONNX name."""
 
+SINGLE_OPERATORS: dict[str, Operator] = {
+    **RECURRENT_OPERATORS,
+    SOFTMAX_ATTENTION.op_type: SOFTMAX_ATTENTION,
+}
+"""The operators without a causal twin, by ONNX name."""
+
 _REFERENCES: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
-    **{name: o.reference for name, o in (OPERATORS | RECURRENT_OPERATORS).items()},
+    **{name: o.reference for name, o in (OPERATORS | SINGLE_OPERATORS).items()},
     "AftFullPrepare": aft_full_product.prepare,
     "AftFullFinish": aft_full_product.finish,
     "LayerNormFastformer": encoder.layer_norm_fastformer,
@@ -76,4 +83,4 @@ def expected_outputs(
     return result if isinstance(result, tuple) else (result,)
 
 
-__all__ = ["OPERATORS", "RECURRENT_OPERATORS", "Operator", "expected_outputs"]
+__all__ = ["OPERATORS", "RECURRENT_OPERATORS", "SINGLE_OPERATORS", "Operator", "expected_outputs"]

@@ -23,11 +23,11 @@ from aftexport.operators.numerics import (
     split_heads,
 )
 from aftexport.operators.torch_ops import _windowed as windowed
-from aftexport.operators.torch_ops.torch_op import SequenceCall, register_pair
+from aftexport.operators.torch_ops.torch_op import TwinCall, register_pair
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _AftConv(SequenceCall):
+class _AftConv(TwinCall):
     """A call; ``key`` is ``[B, T, H]``.
 
     ``filter`` is ``[H, s]``; ``filter[h, j]`` is the bias of key ``t + j - (s-1)//2`` (causal

@@ -22,11 +22,11 @@ from aftexport.operators.numerics import (
     long_product,
     mask_keys,
 )
-from aftexport.operators.torch_ops.torch_op import SequenceCall, register_pair
+from aftexport.operators.torch_ops.torch_op import TwinCall, register_pair
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _AftFull(SequenceCall):
+class _AftFull(TwinCall):
     """A call; ``position_bias`` is ``[Tmax, Tmax]``, row for the query, column for the key."""
 
     position_bias: Tensor

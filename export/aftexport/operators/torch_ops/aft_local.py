@@ -22,11 +22,11 @@ from aftexport.operators.numerics import (
     mask_keys,
 )
 from aftexport.operators.torch_ops import _windowed as windowed
-from aftexport.operators.torch_ops.torch_op import SequenceCall, register_pair
+from aftexport.operators.torch_ops.torch_op import TwinCall, register_pair
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _AftLocal(SequenceCall):
+class _AftLocal(TwinCall):
     """A call.
 
     ``band`` is ``[Tmax, 2s-1]`` (causal ``[Tmax, s]``); ``band[t, j]`` is the bias of key

@@ -21,11 +21,11 @@ from aftexport.operators.numerics import (
     valid_keys,
 )
 from aftexport.operators.torch_ops._grouped_heads import GroupedHeadsCall
-from aftexport.operators.torch_ops.torch_op import register_pair
+from aftexport.operators.torch_ops.torch_op import TwinCall, register_pair
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _EfficientAttention(GroupedHeadsCall):
+class _EfficientAttention(GroupedHeadsCall, TwinCall):
     normalization: str
     scale: float
 

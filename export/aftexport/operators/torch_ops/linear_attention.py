@@ -15,11 +15,11 @@ from aftexport.operators.numerics import (
     valid_keys,
 )
 from aftexport.operators.torch_ops._grouped_heads import GroupedHeadsCall
-from aftexport.operators.torch_ops.torch_op import register_pair
+from aftexport.operators.torch_ops.torch_op import TwinCall, register_pair
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _LinearAttention(GroupedHeadsCall):
+class _LinearAttention(GroupedHeadsCall, TwinCall):
     feature_map: str
     normalizer: str
     eps: float

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from aftexport.operators.mechanisms import OPERATORS, RECURRENT_OPERATORS, MechanismOperator
+from aftexport.operators.mechanisms import OPERATORS, SINGLE_OPERATORS, MechanismOperator
 from aftexport.operators.schema import INTEGER_INPUTS, Attribute
 from aftexport.system.internals.torch_operators import OpOverload
 
@@ -66,26 +66,31 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SequenceCall(Call):
-    """A call of a mechanism that has a causal twin.
+    """A call with query, key and value.
 
     Attributes:
         query: ``[B, T, D]``, like key, value and output if the subclass does not say otherwise.
         lengths: int64 ``[B]``.
-        causal: whether a row sees only the keys up to its own position.
     """
 
     query: Tensor
     key: Tensor
     value: Tensor
     lengths: Tensor
-    causal: bool
 
     def shapes(self) -> Shapes:
         """Return the shape of each output."""
         return (self.query.shape,)
 
 
-def register_pair(op_type: str, call: type[SequenceCall]) -> tuple[Operator, Operator]:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TwinCall(SequenceCall):
+    """A call of a mechanism that has a causal twin, whose rows see the keys up to their own."""
+
+    causal: bool
+
+
+def register_pair(op_type: str, call: type[TwinCall]) -> tuple[Operator, Operator]:
     """Register a mechanism and its causal twin in torch, and return them.
 
     Args:
@@ -99,12 +104,12 @@ def register_pair(op_type: str, call: type[SequenceCall]) -> tuple[Operator, Ope
     return register(op_type, causal=False), register(f"Causal{op_type}", causal=True)
 
 
-def register_recurrent(op_type: str, call: type[Call]) -> Operator:
-    """Register an operator with a state in torch, and return it.
+def register_single(op_type: str, call: type[Call]) -> Operator:
+    """Register an operator without a causal twin in torch, and return it.
 
     ``call.compute`` returns no tensor that shares memory with an input.
     """
-    return _register(RECURRENT_OPERATORS[op_type], partial(call, op_type=op_type))
+    return _register(SINGLE_OPERATORS[op_type], partial(call, op_type=op_type))
 
 
 def _register(operator: MechanismOperator, call: Callable[..., Call]) -> Operator:
