@@ -24,8 +24,8 @@ class _SoftmaxAttention(GroupedHeadsCall):
     window_left: int
     window_right: int
     softcap: float
-    sink: Tensor | None = None
-    bias: Tensor | None = None
+    sink: Tensor | None
+    bias: Tensor | None
 
     def check(self) -> None:
         super().check()

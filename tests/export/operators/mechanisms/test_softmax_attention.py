@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from onnx_runtimes import RUNTIMES
 from oracles.softmax_attention import softmax_attention
 
+import aftplugins
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.operators.schema import INTEGER_INPUTS
 from aftexport.operators.torch_ops import SINGLE_OPERATORS
@@ -22,6 +24,8 @@ from aftexport.parity import TOLERANCES
 
 from . import peak_memory
 
+LIBRARY = aftplugins.library("onnxruntime")
+needs_kernels = pytest.mark.skipif(LIBRARY is None, reason="the fused CPU kernels are not built")
 OPERATOR = SINGLE_OPERATORS["SoftmaxAttention"]
 BOUND = {"float64": 1e-12, "float32": TOLERANCES["fp32"].bound, "float16": TOLERANCES["fp16"].bound}
 Arrays = dict[str, np.ndarray]
@@ -116,7 +120,8 @@ def typed(inputs: Arrays, dtype: str) -> Arrays:
 def run_torch(form: Form, inputs: Arrays, *, definition: bool = False) -> np.ndarray:
     """Run the torch op, or its definition."""
     call = OPERATOR.reference if definition else OPERATOR.torch_op
-    tensors = {name: torch.from_numpy(x.copy()) for name, x in inputs.items()}
+    tensors = {"sink": None, "bias": None}
+    tensors |= {name: torch.from_numpy(x.copy()) for name, x in inputs.items()}
     with torch.no_grad():
         return call(**tensors, **asdict(form.attributes)).numpy()
 
@@ -159,6 +164,32 @@ def run_body(
     return RUNTIMES[runtime](model)(inputs)["output"]
 
 
+def kernel_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """Return a session of a model that has the fused CPU kernels."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    options.log_severity_level = 4
+    options.register_custom_ops_library(str(LIBRARY))
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def run_kernel(form: Form, inputs: Arrays) -> np.ndarray:
+    """Run the fused CPU kernel."""
+    present = tuple(name for name in OPERATOR.inputs if name in inputs)
+    model = body_model(form, present, str(inputs["query"].dtype), 20)
+    (output,) = kernel_session(model).run(None, inputs)
+    return output
+
+
+def counted_error(result: np.ndarray, expected: np.ndarray, lengths: np.ndarray) -> float:
+    """Return the error of the rows within the lengths; the others must be finite."""
+    counted = (np.arange(result.shape[1]) < lengths[:, None])[..., None]
+    assert np.isfinite(result).all()
+    return error(np.where(counted, result, 0), np.where(counted, expected, 0))
+
+
 def error(result: np.ndarray, expected: np.ndarray) -> float:
     """Return the largest difference, relative to the largest value if that is above 1."""
     assert result.shape == expected.shape
@@ -199,6 +230,54 @@ def test_body_is_right_in_runtime(form: Form, runtime: str, dtype: str) -> None:
     inputs = draw(form, 150, dtype)
     formula = run_torch(form, typed(inputs, "float64"), definition=True)
     assert error(run_body(form, inputs, runtime), formula) < BOUND[dtype]
+
+
+@needs_kernels
+@pytest.mark.table(keep=0.3, by=lambda tokens, dtype, **_: (tokens, dtype))
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("tokens", [*TOKENS, 700])
+@every_form
+def test_kernel_equals_formula(form: Form, tokens: int, dtype: str) -> None:
+    inputs = draw(form, tokens, dtype)
+    formula = run_torch(form, typed(inputs, "float64"))
+    assert counted_error(run_kernel(form, inputs), formula, inputs["lengths"]) < BOUND[dtype]
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"window_left": -2}, "window_left is -2, expected a number of keys, or -1 for all"),
+        ({"softcap": -1.0}, "softcap is -1.0+, expected a finite number of at least 0"),
+        ({"kv_num_heads": 3}, "kv_num_heads is 3, expected a divisor of num_heads 4"),
+        ({"kv_num_heads": -1}, "kv_num_heads is -1, expected at least 0"),
+        ({"num_heads": 0}, "num_heads is 0, expected at least 1"),
+    ],
+)
+def test_kernel_refuses_bad_attribute(changes: dict[str, float], message: str) -> None:
+    form = Form("bad", replace(Attributes(), **changes))
+    model = body_model(form, ("query", "key", "value", "lengths"), "float32", 20)
+    with pytest.raises(Exception, match=f"SoftmaxAttention: .*{message}"):
+        kernel_session(model)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("key", (5, 6, 32), r"key has shape \[5, 6, 32\], expected \[5, 7, 32\]"),
+        ("value", (5, 7, 31), r"value has shape \[5, 7, 31\], expected \[5, 7, 32\]"),
+        ("query", (5, 7, 30), r"query has shape \[5, 7, 30\], whose width is not divisible"),
+        ("sink", (3,), r"sink has shape \[3\], expected \[4\]"),
+        ("bias", (4, 6), r"bias has shape \[4, 6\], expected \[4, an odd number of distances\]"),
+        ("key_lengths", (4,), r"key_lengths has shape \[4\], expected \[5\]"),
+    ],
+)
+def test_kernel_refuses_bad_shape(name: str, shape: tuple[int, ...], message: str) -> None:
+    inputs = draw(FORMS[0], 7)
+    inputs[name] = np.zeros(shape, np.int64 if name == "key_lengths" else np.float32)
+    with pytest.raises(Exception, match=f"SoftmaxAttention: .*{message}"):
+        run_kernel(FORMS[0], inputs)
 
 
 @pytest.mark.parametrize("opset", [18, 23])
@@ -250,7 +329,7 @@ def test_gradients_are_right(form: Form) -> None:
     lengths = torch.from_numpy(inputs["lengths"])
 
     def compute(*tensors: torch.Tensor) -> torch.Tensor:
-        given = dict(zip(named, tensors, strict=True))
+        given = {"sink": None, "bias": None} | dict(zip(named, tensors, strict=True))
         return OPERATOR.torch_op(**given, lengths=lengths, **asdict(form.attributes))
 
     assert torch.autograd.gradcheck(compute, leaves, fast_mode=True)
@@ -286,7 +365,7 @@ def test_torch_op_equals_pytorch() -> None:
 )
 def test_bad_call_is_refused(changes: dict[str, object], message: str) -> None:
     given = {n: torch.from_numpy(x) for n, x in draw(FORMS[0], 7).items()}
-    given |= asdict(FORMS[0].attributes) | changes
+    given |= {"sink": None, "bias": None} | asdict(FORMS[0].attributes) | changes
     with pytest.raises(ValueError, match=f"SoftmaxAttention: {message}"):
         OPERATOR.torch_op(**given)
 
