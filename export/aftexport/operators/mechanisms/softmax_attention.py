@@ -20,6 +20,7 @@ from typing import Any
 import onnx
 
 from aftexport.operators import onnx_text as text
+from aftexport.operators.mechanisms import _grouped_heads as grouped
 from aftexport.operators.mechanisms.mechanism import MechanismOperator
 from aftexport.operators.schema import KV_NUM_HEADS, NUM_HEADS, Attribute
 
@@ -274,8 +275,8 @@ def _sink_body() -> str:
     """
 
 
-def _sizes(_: Mapping[str, Any]) -> dict[str, int]:
-    return {"Q": 8, "K": 8, "V": 8, "H": 1, "W": 5}
+def _sizes(attributes: Mapping[str, Any]) -> dict[str, int]:
+    return grouped.sizes(attributes) | {"H": attributes["num_heads"], "W": 5}
 
 
 SOFTMAX_ATTENTION = MechanismOperator(
