@@ -207,7 +207,8 @@ struct Shared {
 template <class T>
 class Block {
  public:
-  Block(const Shared& shared, const Packed& packed, int64_t document, int64_t kv_head, int64_t first, float* memory)
+  Block(const Shared& shared, const Packed& packed, int64_t document, int64_t kv_head, int64_t first, int64_t tokens,
+        float* memory)
       : shared_(shared),
         packed_(packed),
         p_(shared.p),
@@ -215,7 +216,7 @@ class Block {
         document_(document),
         kv_head_(kv_head),
         first_(first),
-        tokens_(min(sizes_.block_tokens, length_of(p_, document) - first)),
+        tokens_(tokens),
         count_(tokens_ * sizes_.group),
         rows_(memory, sizes_) {}
 
@@ -346,7 +347,7 @@ void attend(const Shared& shared, const Packed& packed, int64_t document, int64_
   const Output<T> output(p.output, p.batch * p.tokens * shape.stride, shape.width);
   const int64_t length = min(length_of(p, document), end);
   for (int64_t t = first; t < length; t += sizes.block_tokens)
-    Block<T>(shared, packed, document, kv_head, t, memory).run(output);
+    Block<T>(shared, packed, document, kv_head, t, min(sizes.block_tokens, length - t), memory).run(output);
   clear_rows(shape, output, document * p.tokens, max(first, length), end, kv_head * sizes.group, sizes.group);
   output.fence();
 }

@@ -235,7 +235,7 @@ def test_body_is_right_in_runtime(form: Form, runtime: str, dtype: str) -> None:
 @needs_kernels
 @pytest.mark.table(keep=0.3, by=lambda tokens, dtype, **_: (tokens, dtype))
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("tokens", [*TOKENS, 700])
+@pytest.mark.parametrize("tokens", [*TOKENS, 1300])
 @every_form
 def test_kernel_equals_formula(form: Form, tokens: int, dtype: str) -> None:
     inputs = draw(form, tokens, dtype)
