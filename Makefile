@@ -69,7 +69,7 @@ test-versions: $(VENV)/installed  ## the exporter and the server with each torch
 
 # Packages without a lower bound, such as pytest, come from .venv, and so does torch.
 LOWER_TESTS := tests/test_internals.py tests/export/calibration/test_fit.py tests/export/lowering/test_file_format.py \
-  tests/export/operators/mechanisms/test_bodies_in_runtimes.py tests/export/runtimes/test_models_in_runtimes.py \
+  tests/export/operators/mechanisms/test_bodies.py::test_body_is_right_in_runtime tests/export/runtimes/test_models_in_runtimes.py \
   tests/serve/http/test_connection.py tests/serve/test_settings.py
 test-lower: build/lowest/installed  ## a part of the suite with the lower bounds of all dependencies but torch
 	$(subst $(BIN)/pytest,build/lowest/bin/python -m pytest,$(PARALLEL)) --dist loadfile -p no:cacheprovider $(LOWER_TESTS)

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from numpy.typing import NDArray
+from one_node import open_session
 from onnx import TensorProto, helper, numpy_helper
 
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
@@ -86,18 +87,6 @@ def _session(
     values.append(_declared("lengths", TensorProto.INT64, 1))
     graph = helper.make_graph(nodes, op_type, values, [_declared("output", TensorProto.FLOAT, 3)])
     return open_session(_model(graph), library)
-
-
-def open_session(model: onnx.ModelProto, library: Path | None) -> onnxruntime.InferenceSession:
-    """Return a session on the CPU."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 1
-    if library is not None:
-        options.register_custom_ops_library(str(library))
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
 
 
 def aft_full_model(

@@ -25,8 +25,6 @@ BY_MODULE = {
     "test_recurrent_exports": {"slow"},
     "test_recurrent_models": {"slow"},
     "test_token_outputs": {"slow"},
-    "test_long_token_outputs": {"slow"},
-    "test_long_sums": {"slow"},
     "test_long_documents": {"slow"},
     "test_models_in_runtimes": {"slow"},
     "test_third_party": {"slow"},

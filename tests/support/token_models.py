@@ -84,22 +84,26 @@ class AttendedTopicAndTags(TopicAndTags):
 class Chunks:
     """A model in chunks, with the float64 model that it must equal."""
 
-    def __init__(self, module: Encoded, folder: Path) -> None:
+    def __init__(self, module: nn.Module, folder: Path, *, max_tokens: int | None = None) -> None:
         self.path = folder / CHUNKED
-        self.plan: ChunkedPlan = write_chunked(self.path, lower(capture(module)), precision="fp32")
-        self._truth = module.double()
+        lowered = lower(capture(module, max_tokens=max_tokens))
+        self.plan: ChunkedPlan = write_chunked(self.path, lowered, precision="fp32")
+        self.truth = module.double()
 
-    def model(self, chunk_tokens: int | None = None) -> ChunkedModel:
-        return ChunkedModel(self.path, self.plan, threads=1, chunk_tokens=chunk_tokens)
+    def model(self, chunk_tokens: int | None = None, *, fused: bool = True) -> ChunkedModel:
+        return ChunkedModel(self.path, self.plan, threads=1, chunk_tokens=chunk_tokens, fused=fused)
 
     def expected(self, ids: NDArray[np.int64]) -> dict[str, Array]:
         with torch.inference_mode():
-            found = self._truth(torch.from_numpy(ids)[None], torch.tensor([ids.size]))
-        return {name: value.numpy() for name, value in found.items()}
+            found = self.truth(torch.from_numpy(ids)[None], torch.tensor([ids.size]))
+        named = {"logits": found} if isinstance(found, Tensor) else found
+        return {name: value.numpy() for name, value in named.items()}
 
-    def check(self, ids: NDArray[np.int64], chunk_tokens: int | None = None) -> None:
+    def check(
+        self, ids: NDArray[np.int64], chunk_tokens: int | None = None, *, fused: bool = True
+    ) -> None:
         """Compare all outputs of a document with those of the whole document in float64."""
-        found, expected = self.model(chunk_tokens).run(ids), self.expected(ids)
+        found, expected = self.model(chunk_tokens, fused=fused).run(ids), self.expected(ids)
         assert found.keys() == expected.keys()
         for name, truth in expected.items():
             assert found[name].shape == truth.shape

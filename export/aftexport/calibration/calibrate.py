@@ -1,22 +1,146 @@
-"""The calibration of one head from its labelled documents."""
+"""The calibration of one head from its labelled documents, and its error by bands of lengths."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv
 
-from aftexport.calibration.bands import bands_of, calibration_error
-from aftexport.calibration.fit import Fit, Sample, fit
-from aftexport.calibration.requirements import (
+from aftexport.calibration.fit import (
     LEVEL,
+    MIN_DOCUMENTS,
+    Fit,
+    Sample,
     check_truths,
     documents_without_error,
+    fit,
     fit_count,
 )
 from aftexport.errors import AftexportError
-from aftexport.heads.calibration import Calibration, Scaling, Threshold, confidences, scaled
+from aftexport.heads.calibration import (
+    Band,
+    Calibration,
+    Estimate,
+    Scaling,
+    Threshold,
+    confidences,
+    scaled,
+)
 from aftexport.heads.head import Double
+
+RELIABILITY_BINS = 10
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The scores from ``low`` to ``high``, with the share that came true."""
+
+    low: float
+    high: float
+    count: int
+    mean_score: float
+    share: float
+
+
+def band_masks(tokens: NDArray[np.int64]) -> list[NDArray[np.bool_]]:
+    """Return the documents of each band, which starts and ends at powers of two."""
+    # Neighbours are joined until each band has at least MIN_DOCUMENTS documents.
+    power = np.log2(tokens).astype(np.int64)
+    bands: list[list[int]] = [[]]
+    for one in np.unique(power):
+        if np.isin(power, bands[-1]).sum() >= MIN_DOCUMENTS:
+            bands.append([])
+        bands[-1].append(int(one))
+    if len(bands) > 1 and np.isin(power, bands[-1]).sum() < MIN_DOCUMENTS:
+        rest = bands.pop()
+        bands[-1] += rest
+    return [np.isin(power, band) for band in bands]
+
+
+def bands_of(sample: Sample, before: Double, after: Double) -> tuple[Band, ...]:
+    """Return the bands of a sample with the errors of its scores ``[documents, names]``."""
+    found = []
+    for mask in band_masks(sample.tokens):
+        part = sample.part(mask)
+        error_before, error_after = (
+            calibration_error(*part.observations(scores[mask])) for scores in (before, after)
+        )
+        found.append(
+            Band(
+                min_tokens=int(part.tokens.min()),
+                max_tokens=int(part.tokens.max()),
+                documents=len(part),
+                error_before=error_before,
+                error_after=error_after,
+            )
+        )
+    return tuple(found)
+
+
+def bins_of(scores: Double, outcomes: Double) -> Sequence[Bin]:
+    """Return the bins of a reliability diagram that are not empty, over all columns."""
+    place = np.minimum((scores * RELIABILITY_BINS).astype(np.int64), RELIABILITY_BINS - 1)
+    return [
+        Bin(
+            low=index / RELIABILITY_BINS,
+            high=(index + 1) / RELIABILITY_BINS,
+            count=int((place == index).sum()),
+            mean_score=float(scores[place == index].mean()),
+            share=float(outcomes[place == index].mean()),
+        )
+        for index in np.unique(place).tolist()
+    ]
+
+
+MAX_BINS = 15
+MIN_BIN_DOCUMENTS = 20
+RESAMPLES = 400
+"""The number of resamples, a multiple of the block."""
+_LEVELS = (2.5, 97.5)
+_BLOCK = 50
+"""The number of resamples that are counted at a time, which bounds the memory."""
+
+
+def calibration_error(scores: Double, outcomes: Double) -> Estimate:
+    """Return the expected calibration error of scores ``[documents, columns]`` and its interval."""
+    # Each column is cut into bins of equally many documents. The error of a bin is the distance
+    # between its mean score and its share of outcomes, and columns are averaged. Noise in the bins
+    # only adds to this error. So the bias and the interval are taken from a bootstrap over the
+    # documents (basic bootstrap: Davison and Hinkley, "Bootstrap methods and their application",
+    # 1997).
+    count, columns = scores.shape
+    bins = max(1, min(MAX_BINS, count // MIN_BIN_DOCUMENTS))
+    starts = np.arange(bins) * count // bins
+    orders = np.argsort(scores, axis=0, kind="stable")
+    gaps = np.take_along_axis(scores - outcomes, orders, 0)
+
+    def errors(weights: NDArray[np.int64]) -> Double:
+        total = np.zeros(len(weights))
+        for column in range(columns):
+            weighted = weights[:, orders[:, column]] * gaps[:, column]
+            total += np.abs(np.add.reduceat(weighted, starts, axis=1)).sum(1)
+        return np.asarray(total / count / columns)
+
+    plain = float(errors(np.ones((1, count), np.int64))[0])
+    generator = np.random.default_rng(0)
+    resampled = np.concatenate(
+        [errors(_weights(generator, count)) for _ in range(RESAMPLES // _BLOCK)]
+    )
+    low, high = np.percentile(resampled, _LEVELS)
+    value = 2 * plain - resampled.mean()
+    return Estimate(
+        value=max(0.0, float(value)),
+        low=max(0.0, float(2 * plain - high)),
+        high=max(0.0, float(2 * plain - low)),
+    )
+
+
+def _weights(generator: np.random.Generator, count: int) -> NDArray[np.int64]:
+    """Return how often each document is drawn, in a block of resamples."""
+    draws = generator.integers(count, size=(_BLOCK, count))
+    return np.stack([np.bincount(one, minlength=count) for one in draws])
+
 
 FOLDS = 5
 _SEED = 0
@@ -30,30 +154,19 @@ class NoThresholdError(AftexportError):
 
 @dataclass(frozen=True)
 class CalibratedHead:
-    """A head with its calibration.
-
-    Attributes:
-        sample: the labelled documents.
-        calibration: the calibration.
-        fits: the fit of each scaling.
-        before: the scores ``[documents, names]`` without a calibration.
-        after: the calibrated scores, of each document by scalings that were fitted without it.
-    """
+    """A head with its calibration, and the scores ``[documents, names]`` of its documents."""
 
     sample: Sample
     calibration: Calibration
-    fits: tuple[Fit, ...]
+    fits: tuple[Fit, ...]  # of each scaling
     before: Double
-    after: Double
+    after: Double  # the calibrated scores, of each document by scalings that were fitted without it
 
 
 def calibrate(name: str, sample: Sample, budget: float | None = None) -> CalibratedHead:
     """Fit the calibration of a head, and measure it on documents outside the fit.
 
-    Args:
-        name: the name of the head, for messages.
-        sample: its labelled documents.
-        budget: the allowed error rate of answered documents; None for no threshold.
+    ``budget`` is the allowed error rate of answered documents; None for no threshold.
 
     Raises:
         UsageError: if there are too few documents.
@@ -82,19 +195,12 @@ def calibrate(name: str, sample: Sample, budget: float | None = None) -> Calibra
 
 @dataclass(frozen=True)
 class Choice:
-    """The scalings and the threshold of a head.
+    """The scalings and the threshold of a head."""
 
-    Attributes:
-        fitted: the indices of the documents of the fit, in random order.
-        tested: those of the documents on which thresholds were tested.
-        fits: the fit of each scaling.
-        threshold: the threshold; None without a budget.
-    """
-
-    fitted: NDArray[np.int64]
-    tested: NDArray[np.int64]
+    fitted: NDArray[np.int64]  # the indices of the documents of the fit, in random order
+    tested: NDArray[np.int64]  # those of the documents on which thresholds were tested
     fits: tuple[Fit, ...]
-    threshold: Threshold | None
+    threshold: Threshold | None  # None without a budget
 
     @property
     def scalings(self) -> tuple[Scaling, ...]:
@@ -103,11 +209,8 @@ class Choice:
 
 
 def choose(name: str, sample: Sample, budget: float | None) -> Choice:
-    """Fit the scalings, and choose the threshold on documents outside the fit.
-
-    Without a budget, all documents are for the fit. Arguments and exceptions are those of
-    ``calibrate``.
-    """
+    """Fit the scalings, and choose the threshold on other documents; see ``calibrate``."""
+    # Without a budget, all documents are for the fit.
     check_truths(name, sample.head, sample.truths, budget)
     order = np.random.default_rng(_SEED).permutation(len(sample))
     count = len(sample) if budget is None else fit_count(len(sample))
@@ -167,12 +270,7 @@ CANDIDATES = 200
 
 @dataclass(frozen=True)
 class NoThreshold:
-    """The reason why no threshold keeps the budget.
-
-    Attributes:
-        answered, wrong: the numbers of answered and wrong documents of the first test.
-        error_bound: the upper bound on their error rate.
-    """
+    """The reason why no threshold keeps the budget: the counts and the bound of the first test."""
 
     answered: int
     wrong: int
@@ -187,16 +285,9 @@ def upper_bound(wrong: int, answered: int) -> float:
 
 
 def ordered_thresholds(confidence: Double, budget: float, tested: int) -> Double:
-    """Return thresholds in the order of their tests, from the documents of the fit only.
-
-    The first threshold is the one most likely to pass, by the mean confidence of the documents
-    that it answers. The next ones answer more documents each.
-
-    Args:
-        confidence: the calibrated confidence of the documents of the fit.
-        budget: the allowed error rate.
-        tested: the number of documents of the test.
-    """
+    """Return thresholds in the order of their tests, from the documents of the fit only."""
+    # The first threshold is the one most likely to pass, by the mean confidence of the documents
+    # that it answers. The next ones answer more documents each.
     ordered = np.sort(confidence)[::-1]
     ends = np.unique(np.linspace(1, len(ordered), CANDIDATES).round().astype(np.int64))
     candidates = ordered[ends - 1]
@@ -213,11 +304,8 @@ def choose_threshold(
 ) -> Threshold | NoThreshold:
     """Return the smallest threshold before the first that fails its test.
 
-    Args:
-        fitted: the confidence of the documents of the fit.
-        confidence: the confidence of the other documents, by the same scaling.
-        wrong: whether the answers for these are wrong.
-        budget: the allowed error rate.
+    ``fitted`` is the confidence of the documents of the fit; the others have a ``confidence`` by
+    the same scaling, and may be ``wrong``.
     """
     passed = None
     for threshold in ordered_thresholds(fitted, budget, len(confidence)).tolist():

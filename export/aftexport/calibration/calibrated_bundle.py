@@ -3,13 +3,13 @@
 import math
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from aftexport.bundle.bundle import CALIBRATION, PARITY_PAGE, Bundle, write_manifest
 from aftexport.bundle.output_path import check_output_path
-from aftexport.calibration.bands import band_masks, bins_of
-from aftexport.calibration.calibrate import FOLDS, CalibratedHead
+from aftexport.calibration.calibrate import FOLDS, CalibratedHead, band_masks, bins_of
 from aftexport.calibration.fit import TREND_LEVEL, Fit
 from aftexport.errors import BundleError, UsageError
 from aftexport.heads.calibration import Calibration, Scaling
@@ -19,11 +19,6 @@ from aftexport.system.files import aside_folder, move_into_place, sha256, write_
 
 def check_target(bundle: Path, out: Path | None, *, force: bool) -> None:
     """Check that the calibrated bundle can be written, before the documents run.
-
-    Args:
-        bundle: the bundle.
-        out: the folder of the new bundle; None to replace ``bundle``.
-        force: whether a bundle at ``out`` may be replaced.
 
     Raises:
         UsageError: if the folder is refused; gives the reason.
@@ -51,13 +46,10 @@ def write_calibrated(
     calibration: Mapping[str, Calibration],
     report: Mapping[str, Any],
 ) -> Bundle:
-    """Write a bundle with a calibration, and move it into place.
+    """Write a bundle with the calibration of its heads, and move it into place.
 
-    Args:
-        bundle: the bundle.
-        out: the folder of the new bundle; None to replace ``bundle``.
-        calibration: the calibration of heads by their names.
-        report: the content of ``calibration.json``.
+    ``out`` is the folder of the new bundle; None to replace ``bundle``. ``report`` is that of
+    ``report_of``.
 
     Raises:
         BundleError: if the bundle changed since it was opened.
@@ -85,12 +77,7 @@ def write_calibrated(
 
 
 def report_of(data: Path, heads: Mapping[str, CalibratedHead]) -> dict[str, Any]:
-    """Return the content of ``calibration.json``.
-
-    Args:
-        data: the file of labelled documents, whose digest is kept.
-        heads: the calibrated heads by their names.
-    """
+    """Return the content of ``calibration.json``, with the digest of the file of documents."""
     return {
         "data_sha256": sha256(data),
         "folds": FOLDS,
@@ -116,7 +103,7 @@ def _head_report(head: CalibratedHead) -> dict[str, Any]:
         part = head.sample.part(mask)
         for moment, scores in (("before", head.before), ("after", head.after)):
             bins = bins_of(*part.observations(scores[mask]))
-            band[f"reliability_{moment}"] = [one.to_dict() for one in bins]
+            band[f"reliability_{moment}"] = [asdict(one) for one in bins]
     return content
 
 

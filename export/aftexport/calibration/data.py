@@ -29,18 +29,12 @@ _MAX_SHOWN_LABELS = 10
 
 @dataclass(frozen=True)
 class LabelledDocument:
-    """A document with its true labels.
+    """A document with its true labels."""
 
-    Attributes:
-        line: the number of its line.
-        tokens: the token ids, or the normalized features of each token.
-        truths: the truth by the name of the head: the index of the label, or for each of
-            independent labels whether it holds.
-        extras: the extra inputs.
-    """
-
-    line: int
-    tokens: NDArray[Any]
+    line: int  # the number of its line
+    tokens: NDArray[Any]  # the token ids, or the normalized features of each token
+    # by the name of the head: the index of the label, or for each of independent labels whether it
+    # holds
     truths: Mapping[str, NDArray[np.int64]]
     extras: ExtraValues = NO_EXTRAS
 
@@ -66,12 +60,7 @@ def heads_to_calibrate(manifest: Manifest) -> dict[str, DecidingHead]:
 def read_labelled_documents(
     path: Path, manifest: Manifest, tokenizer: Tokenizer | None
 ) -> list[LabelledDocument]:
-    """Read labelled documents.
-
-    Args:
-        path: the file.
-        manifest: the manifest of the model.
-        tokenizer: the tokenizer of the bundle; None if the bundle has no tokenizer.
+    """Read labelled documents of a file.
 
     Raises:
         UsageError: if a line is invalid; the message has the number of the line.
@@ -178,23 +167,16 @@ def run_documents(
     documents: Sequence[LabelledDocument],
     *,
     progress: Callable[[int, int, str], None],
-    memory_budget: int = MEMORY_BUDGET,
 ) -> dict[str, Sample]:
     """Return the sample of each head that has labelled documents.
 
     Documents over the memory budget run in chunks, if the bundle has a plan for it.
 
-    Args:
-        bundle: the bundle.
-        documents: the documents.
-        progress: a function that shows the number of documents that are done.
-        memory_budget: the maximum bytes of a document in memory.
-
     Raises:
         EngineError: if the engine fails, or an output is not finite.
         StorageError: if there is not enough space for a long document.
     """
-    model = _Model(bundle, memory_budget)
+    model = _Model(bundle)
     truths = truths_by_head(documents)
     logits: dict[str, list[Double]] = {name: [] for name in truths}
     tokens: dict[str, list[int]] = {name: [] for name in truths}
@@ -214,13 +196,13 @@ def run_documents(
 class _Model:
     """The model of a bundle, for one document at a time."""
 
-    def __init__(self, bundle: Bundle, memory_budget: int) -> None:
+    def __init__(self, bundle: Bundle) -> None:
         self._manifest = bundle.manifest
         self._engine = OnnxRuntimeEngine(bundle.model_path)
         self._chunked: ChunkedModel | None = None
         if bundle.manifest.chunked is not None:
             self._chunked = ChunkedModel(
-                bundle.path / CHUNKED, bundle.manifest.chunked, memory_budget=memory_budget
+                bundle.path / CHUNKED, bundle.manifest.chunked, memory_budget=MEMORY_BUDGET
             )
 
     def run(self, document: LabelledDocument) -> dict[str, Double]:

@@ -6,6 +6,7 @@ outputs for support vector machines", 1999). Targets are smoothed as in Platt's 
 documents that are all answered correctly would have a temperature of 0.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
@@ -15,26 +16,21 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import chdtrc, expit
 
-from aftexport.heads import BinaryClassification, MultiLabelClassification
+from aftexport.errors import UsageError
+from aftexport.heads import BinaryClassification, Head, MultiLabelClassification
 from aftexport.heads.calibration import Scaling, confidences
 from aftexport.heads.head import DecidingHead, Double
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The labelled documents of one head.
-
-    Attributes:
-        head: the head.
-        logits: the logits ``[documents, width]``.
-        tokens: the lengths ``[documents]``.
-        truths: the index of the true label ``[documents]``; for independent labels ``[documents,
-            width]``, 1 for a label that holds.
-    """
+    """The labelled documents of one head."""
 
     head: DecidingHead
-    logits: Double
-    tokens: NDArray[np.int64]
+    logits: Double  # [documents, width]
+    tokens: NDArray[np.int64]  # the lengths [documents]
+    # the index of the true label [documents]; for independent labels [documents, width], 1 for a
+    # label that holds
     truths: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -57,12 +53,8 @@ class Sample:
     def observations(self, scores: Double) -> tuple[Double, Double]:
         """Return the scores whose calibration counts, and whether each came true.
 
-        Args:
-            scores: scores ``[documents, names]``, calibrated or not.
-
-        Returns:
-            Two arrays ``[documents, columns]``: the score of every independent label and whether
-            it holds, else the score of the answered label and whether it is right.
+        Two arrays ``[documents, columns]``: the score of every independent label and whether it
+        holds, else the score of the answered label and whether it is right.
         """
         if self.has_independent_labels:
             return scores, self.truths.astype(np.float64)
@@ -84,28 +76,20 @@ _Loss = Callable[[Double], tuple[float, Double]]
 
 @dataclass(frozen=True)
 class Fit:
-    """A scaling, and the test for a trend by length.
-
-    Attributes:
-        scaling: the chosen scaling.
-        p_value: the probability of as large a gain in likelihood without a trend; None if the
-            documents cannot show a trend.
-        loss_before: the mean negative log likelihood of the scores without a calibration.
-        loss_after: the same with the chosen scaling.
-    """
+    """A scaling, and the test for a trend by length."""
 
     scaling: Scaling
+    # the probability of as large a gain in likelihood without a trend; None if the documents cannot
+    # show a trend
     p_value: float | None
-    loss_before: float
-    loss_after: float
+    loss_before: float  # the mean negative log likelihood of the scores without a calibration
+    loss_after: float  # the same with the chosen scaling
 
 
 def fit(sample: Sample) -> tuple[Fit, ...]:
-    """Fit the scaling of a head, or one for each independent label.
-
-    A trend by length is taken if the likelihood-ratio test rejects its absence at ``TREND_LEVEL``,
-    divided by the number of labels.
-    """
+    """Fit the scaling of a head, or one for each independent label."""
+    # A trend by length is taken if the likelihood-ratio test rejects its absence at TREND_LEVEL,
+    # divided by the number of labels.
     lengths = np.log2(sample.tokens)
     if not sample.has_independent_labels:
         events = len(sample)
@@ -140,16 +124,8 @@ def _scale(logits: Double) -> float:
 def _fit(
     loss: _LossAt, lengths: Double, events: int, level: float, *, scale: float, has_bias: bool
 ) -> Fit:
-    """Fit one scaling, and choose whether it has a trend by length.
-
-    Args:
-        loss: the loss.
-        lengths: the binary logarithm of the length of each document.
-        events: the number of documents of the rarer outcome.
-        level: the significance level of the test for a trend.
-        scale: the logarithm of the size of the logits.
-        has_bias: whether the scaling has a bias.
-    """
+    """Fit one scaling, and choose whether it has a trend by length."""
+    # lengths are binary logarithms; events is the number of documents of the rarer outcome.
     center = float(lengths.mean())
     spread = lengths - center
     count = len(lengths)
@@ -235,3 +211,73 @@ def _platt_targets(holds: Double) -> NDArray[np.float64]:
     positive = holds.sum()
     negative = len(holds) - positive
     return np.asarray(np.where(holds == 1, (positive + 1) / (positive + 2), 1 / (negative + 2)))
+
+
+LEVEL = 0.95
+"""The probability of every interval and bound."""
+_MAX_HALF_INTERVAL = 0.1
+MIN_DOCUMENTS = math.ceil(1.96**2 * 0.25 / _MAX_HALF_INTERVAL**2)
+"""The least documents of a fit or a band: a share of them is within 0.1 with 95 %, so 97."""
+_FIT_DIVISOR = 3
+"""One third of the documents is for the fit if a threshold is tested on the others."""
+
+
+def documents_without_error(budget: float) -> int:
+    """Return the least answered documents that can show an error rate within a budget."""
+    # Without any error, n documents bound the rate by 1 - 0.05 ** (1 / n) with 95 %.
+    return math.ceil(math.log(1 - LEVEL) / math.log1p(-budget))
+
+
+def documents_for(budget: float | None) -> int:
+    """Return the least documents for a calibration, with a threshold if there is a budget."""
+    if budget is None:
+        return MIN_DOCUMENTS
+    tested = documents_without_error(budget)
+    return max(tested + MIN_DOCUMENTS, (_FIT_DIVISOR * tested - 1) // (_FIT_DIVISOR - 1))
+
+
+def fit_count(documents: int) -> int:
+    """Return the number of documents for the fit if a threshold is tested on the others."""
+    return max(MIN_DOCUMENTS, documents // _FIT_DIVISOR)
+
+
+def check_truths(name: str, head: Head, truths: NDArray[np.int64], budget: float | None) -> None:
+    """Check that a head has enough labelled documents, also of each label.
+
+    Raises:
+        UsageError: if there are too few; the message has the number that is needed.
+    """
+    needed = documents_for(budget)
+    if len(truths) < needed:
+        reason = "" if budget is None else f" with --error-budget {budget:g}"
+        raise UsageError(
+            f"A calibration of the head {name!r}{reason} needs at least {needed} labelled "
+            f"documents, got {len(truths)}.",
+            "Label more documents."
+            if budget is None
+            else "Label more documents, or allow a larger --error-budget.",
+        )
+    share = 1.0 if budget is None else fit_count(len(truths)) / len(truths)
+    if truths.ndim == 2:
+        _check_independent_labels(name, head, truths, 2 * MIN_EVENTS_PER_PARAMETER / share)
+    else:
+        counts = np.bincount(truths, minlength=len(head.names))
+        for label, count in zip(head.names, counts.tolist(), strict=True):
+            _check_label(name, "with", label, count, MIN_EVENTS_PER_PARAMETER / share)
+
+
+def _check_independent_labels(
+    name: str, head: Head, truths: NDArray[np.int64], needed: float
+) -> None:
+    for label, held in zip(head.names, truths.sum(0).tolist(), strict=True):
+        _check_label(name, "with", label, held, needed)
+        _check_label(name, "without", label, len(truths) - held, needed)
+
+
+def _check_label(name: str, relation: str, label: str, count: int, needed: float) -> None:
+    if count < needed:
+        raise UsageError(
+            f"The head {name!r} needs at least {math.ceil(needed)} documents {relation} the label "
+            f"{label!r}, got {count}.",
+            "Label more documents of this kind.",
+        )

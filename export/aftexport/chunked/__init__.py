@@ -13,12 +13,11 @@ right to left; ``apply`` passes one from left to right and computes the values o
 
 To write the graphs, ``archive`` cuts the model's graph into parts, of which ``token_flow`` checks
 that they can run in chunks; ``stages`` has the graphs of one attention or recurrence. To run them,
-``runner`` goes through the stages with ``stage_runs``; ``spill`` keeps values in files between
+``runner`` goes through the stages with ``stage_runs``; a ``document`` keeps values in files between
 layers. It needs no torch.
 
 Tokens are appended to a document of a causal model at the cost of these tokens: one chunk runs
-through all layers, and a state of constant size replaces the earlier chunks.
-
-``incremental_model`` is the public class. ``append_plan`` checks that a model can do this,
-``append_model`` runs the graphs for new tokens, and ``state_bytes`` saves a ``document_state``.
+through all layers, and a state of constant size replaces the earlier chunks. ``incremental_model``
+is the public class; ``append_model`` checks that a model can do this, and runs its graphs for new
+tokens; ``document_state`` has the state, and its bytes.
 """

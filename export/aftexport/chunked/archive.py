@@ -16,16 +16,18 @@ import onnx
 import onnx_ir as ir
 
 from aftexport.bundle.chunked_plan import ChunkedPlan, Pooling
-from aftexport.chunked.graph_parts import ANY_TOKENS, FLOAT, GraphParts, given
 from aftexport.chunked.softmaxes import count_softmax_attention, rewrite_as_means
 from aftexport.chunked.stages import (
+    ANY_TOKENS,
+    FLOAT,
+    GraphParts,
     RecurrenceStage,
     Stage,
+    given,
     make_recurrence_stage,
     make_stage,
 )
-from aftexport.chunked.token_flow import is_recurrence
-from aftexport.chunked.token_kinds import OF_TOKENS, Kind, NotChunkable
+from aftexport.chunked.token_flow import OF_TOKENS, Kind, NotChunkable, is_recurrence
 from aftexport.engines.explained_input import take_choice
 from aftexport.lowering.evidence import DIRECTION, NoEvidence, add_direction, add_products
 from aftexport.lowering.finish import finish
@@ -43,51 +45,31 @@ _SMALL_BYTES = 1024
 
 @dataclass(frozen=True)
 class _Partition:
-    """A model in parts.
-
-    Attributes:
-        stages: the stages in their order.
-        pool: the graph from the values kept after the last stage to the inputs of ``head``; None if
-            no output needs pooled values.
-        pooled: each output of ``pool``, with the combination of those of chunks: sum, max or first.
-        head: the graph from pooled values to the outputs per document, to the pooled values that
-            ``tokens`` needs and, with ``explain``, to the directions of the logits that its
-            constant ``EXPLAINED`` chooses; None without ``pool``.
-        documents: the names of the outputs per document.
-        tokens: the graph from the values kept after the last stage, and outputs of ``head``, to the
-            outputs per token; None if there are none.
-        widths: each output per token, with its width.
-        tokens_use_last_stage: whether ``tokens`` has results of the last stage among its inputs.
-        explain: the graph from the values kept after the last stage, and the directions, to the
-            evidence of each token, see ``aftexport.lowering.evidence``; None if the tokens are not
-            summed.
-    """
+    """A model in parts; graphs that no output needs are None."""
 
     stages: tuple[Stage | RecurrenceStage, ...]
-    pool: ir.Model | None
-    pooled: dict[str, Pooling]
+    pool: ir.Model | None  # from the values kept after the last stage to the inputs of ``head``
+    pooled: dict[str, Pooling]  # each output of ``pool``, with the combination of those of chunks
+    # from pooled values to the outputs per document, to the pooled values that ``tokens`` needs
+    # and, with ``explain``, to the directions of the logits that its constant EXPLAINED chooses
     head: ir.Model | None
-    documents: tuple[str, ...]
+    documents: tuple[str, ...]  # the names of the outputs per document
+    # from the values kept after the last stage, and outputs of ``head``, to the outputs per token
     tokens: ir.Model | None
-    widths: dict[str, int]
-    tokens_use_last_stage: bool
+    widths: dict[str, int]  # each output per token, with its width
+    tokens_use_last_stage: bool  # whether ``tokens`` has results of the last stage among its inputs
+    # from the values kept after the last stage, and the directions, to the evidence of each token,
+    # see aftexport.lowering.evidence; None if the tokens are not summed
     explain: ir.Model | None
 
 
 def write_chunked(
     path: Path, model: onnx.ModelProto, *, precision: str, explained: Sequence[str] | None = None
 ) -> ChunkedPlan:
-    """Split a model and write its parts.
+    """Split a graph of bare operators, before any fusion, and write its parts; return their plan.
 
-    Args:
-        path: the path of the archive.
-        model: the graph of bare operators, before any fusion around them.
-        precision: the precision of the export.
-        explained: the outputs with evidence, as ``evidence.add_evidence`` returns them for
-            ``model``; None to look for them.
-
-    Returns:
-        The plan for the runs of the parts.
+    ``explained`` are the outputs with evidence, by ``evidence.add_evidence``; None to look for
+    them.
 
     Raises:
         NotChunkable: if the model cannot run in chunks; gives the reason.
@@ -194,11 +176,9 @@ def _token_bytes(model: ir.Model, outputs: Mapping[str, int]) -> int:
 
 
 def _partition(model: ir.Model, summed: str | None = None) -> _Partition:
-    """Split a graph of bare operators.
+    """Split a graph of bare operators, the result of ``rewrite_as_means``, which changes.
 
-    Args:
-        model: the result of ``rewrite_as_means``, which changes.
-        summed: the summed tokens of its output ``evidence.DIRECTION``; None without this output.
+    ``summed`` are the tokens of its output ``evidence.DIRECTION``, if it has one.
 
     Raises:
         NotChunkable: if the graph cannot run in chunks; gives the reason.

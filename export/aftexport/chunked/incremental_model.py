@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.bundle.chunked_plan import ChunkedPlan
 from aftexport.bundle.manifest import Manifest
-from aftexport.chunked.append_model import AppendModel
-from aftexport.chunked.append_plan import NotAppendable, append_plan
-from aftexport.chunked.document_state import DocumentState, TokenDigest
+from aftexport.chunked.append_model import AppendModel, NotAppendable, append_plan
+from aftexport.chunked.document_state import DocumentState, TokenDigest, check_bundle, to_bytes
 from aftexport.chunked.opened_archive import OpenedArchive
-from aftexport.chunked.state_bytes import check_bundle, to_bytes
 from aftexport.errors import EngineError, InputError, UsageError
 from aftexport.heads import AnyHead
 from aftexport.heads.answer import Answer
@@ -166,11 +164,7 @@ class IncrementalModel:
         return state.tokens
 
     def _checked(self, tokens: Document, before: int) -> NDArray[Any]:
-        """Return tokens as the model's input.
-
-        Raises:
-            InputError: if they do not fit the model.
-        """
+        """Return tokens as the model's input; raise InputError if they do not fit the model."""
         array = _array(tokens)
         count = before + len(array)
         if not len(array):
@@ -215,11 +209,7 @@ class IncrementalModel:
 
 
 def append_problem(bundle: Bundle) -> str | None:
-    """Return the reason why the model of a bundle cannot append tokens; None if it can.
-
-    Raises:
-        EngineError: if a graph is missing or damaged.
-    """
+    """Return the reason why the model of a bundle cannot append tokens; None if it can."""
     try:
         plan = _checked_plan(bundle.manifest)
         archive = OpenedArchive(bundle.path / CHUNKED, threads=1, fused=False)
@@ -230,11 +220,7 @@ def append_problem(bundle: Bundle) -> str | None:
 
 
 def _checked_plan(manifest: Manifest) -> ChunkedPlan:
-    """Return the plan for documents in chunks.
-
-    Raises:
-        NotAppendable: if the manifest tells that the model cannot append tokens.
-    """
+    """Return the plan for documents in chunks; raise NotAppendable if the manifest has none."""
     if manifest.extra_inputs:
         names = ", ".join(extra.name for extra in manifest.extra_inputs)
         raise NotAppendable(f"it takes the extra inputs {names}")

@@ -23,20 +23,11 @@ _MAX_GRAPH_BYTES = 1 << 31
 class OpenedArchive:
     """The graphs of a ``chunked.zip``, which stays open until it is collected.
 
-    A file that replaces it does not change the model.
-
-    Args:
-        path: the path of the archive.
-        threads: the number of threads of one operator; 0 for ``usable_cores``.
-        fused: whether to use the kernel library, if it is built.
-        provider: the execution provider of the graphs.
-
     Raises:
         EngineError: if it is not a zip file, or would need more memory than its size.
-
-    Attributes:
-        name: the name of the file.
     """
+
+    # A file that replaces it does not change the model.
 
     def __init__(
         self, path: Path, *, threads: int, fused: bool, provider: Provider = "cpu"
@@ -48,11 +39,7 @@ class OpenedArchive:
         self._provider: Provider = provider
 
     def graph(self, name: str) -> onnx.GraphProto:
-        """Return a graph without its large weights.
-
-        Raises:
-            EngineError: if the graph is missing or damaged.
-        """
+        """Return a graph without its large weights; raise EngineError if it is damaged."""
         with self._reading():
             return onnx.load_from_string(self._archive.read(f"{name}.onnx")).graph
 

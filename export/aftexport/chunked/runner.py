@@ -12,9 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.chunked_plan import ChunkedPlan, ChunkedStage
-from aftexport.chunked.document import Document, NextValues, Tokens
+from aftexport.chunked.document import (
+    Array,
+    Document,
+    NextValues,
+    Rows,
+    States,
+    Summaries,
+    Summary,
+    Tokens,
+)
 from aftexport.chunked.opened_archive import OpenedArchive
-from aftexport.chunked.spill import Array, Rows, States, Summaries, Summary
 from aftexport.chunked.stage_runs import (
     Chunk,
     OtherSummaries,
@@ -44,17 +52,11 @@ _MAX_CHUNK_TOKENS = 8192
 
 @dataclass(frozen=True)
 class _Request:
-    """The requested outputs of a model.
-
-    Attributes:
-        documents: the outputs per document.
-        tokens: each output per token, with its width.
-        explained: the numbers of the logits with evidence.
-    """
+    """The requested outputs of a model."""
 
     documents: Sequence[str]
-    tokens: Mapping[str, int]
-    explained: Sequence[int]
+    tokens: Mapping[str, int]  # each output per token, with its width
+    explained: Sequence[int]  # the numbers of the logits with evidence
 
     @classmethod
     def of(
@@ -93,18 +95,10 @@ _Sink = Callable[[Array], None]
 
 
 class _TokenOutputs:
-    """The outputs per token of one document.
-
-    Args:
-        widths: each output, with its width.
-        tokens: the number of tokens of the document.
-        sinks: the receivers of outputs; an output without one is joined in memory.
+    """The outputs per token of one document; ``joined`` has those without a sink.
 
     Raises:
         UsageError: if a sink is for another output.
-
-    Attributes:
-        joined: each output without a sink, ``[1, tokens, width]``.
     """
 
     def __init__(self, widths: Mapping[str, int], tokens: int, sinks: Mapping[str, _Sink]) -> None:
@@ -144,25 +138,14 @@ class _TokenOutputs:
 
 
 class ChunkedModel:
-    """A model for one document of any length.
+    """A model for one document of any length, from the graphs of ``chunked.zip``.
 
-    Args:
-        archive: the path of ``chunked.zip``, which stays open.
-        plan: the plan for the graphs in the archive.
-        threads: the number of threads of one operator; 0 for ``usable_cores``.
-        memory_budget: the maximum bytes of a document in memory, without the model.
-        folder: the folder for values between layers; by default that of the system for temporary
-            files.
-        fused: whether to use the kernel library, if it is built.
-        provider: the execution provider of the graphs.
-        chunk_tokens: the maximum tokens of a chunk; None to choose by the budget.
+    ``memory_budget`` bounds the bytes of a document in memory, without the model; ``folder`` takes
+    the values between layers. A document of ``whole_tokens`` fits the budget as a whole, and a
+    chunk has at most ``chunk_tokens``.
 
     Raises:
         EngineError: if ``archive`` is not a zip file, or would need more memory than its size.
-
-    Attributes:
-        whole_tokens: the maximum tokens of a document that fits the budget as a whole.
-        chunk_tokens: the maximum tokens of a chunk.
     """
 
     def __init__(
@@ -202,21 +185,16 @@ class ChunkedModel:
         sinks: Mapping[str, _Sink] | None = None,
         outputs: Collection[str] | None = None,
     ) -> dict[str, Array]:
-        """Run one document.
+        """Run one document of ``tokens [T]``, or of normalized features ``[T, F]``.
 
-        Args:
-            tokens: the token ids, int64 ``[T]``, or normalized features, float32 ``[T, F]``.
-            extras: the extra inputs of the document.
-            evidence: the numbers of the logits to explain, see ``contract.EXPLAINED``; True for
-                the largest logit of the first head. Only if the plan has evidence.
-            sinks: the receivers of outputs per token. A sink gets every row once, in order, as
-                soon as it is computed.
-            outputs: the names of the outputs to return; None for all.
+        ``evidence`` has the numbers of the logits to explain, see ``contract.EXPLAINED``; True for
+        the largest logit of the first head. A sink gets every row of an output per token once, in
+        order, as soon as it is computed. ``outputs`` has the names of the outputs to return; None
+        for all.
 
-        Returns:
-            By name, each output per document ``[1, width]``, each output per token without a sink
-            ``[1, T, width]`` and, if requested, ``evidence [1, chosen * T]``, see
-            ``aftexport.lowering.evidence``.
+        Returns by name each output per document ``[1, width]``, each output per token without a
+        sink ``[1, T, width]`` and, if requested, ``evidence [1, chosen * T]``, see
+        ``aftexport.lowering.evidence``.
 
         Raises:
             InputError: if the document has no tokens.
@@ -240,11 +218,8 @@ class ChunkedModel:
         sinks: Mapping[str, _Sink] | None = None,
         outputs: Collection[str] | None = None,
     ) -> Parts:
-        """Run one document with a stop after every part, between which other work can run.
-
-        The caller cancels the run by closing the generator. Arguments, return value and exceptions
-        are those of ``run``; an exception of a sink ends the run.
-        """
+        """Run one document as ``run``, with a stop after every part; closing it cancels the run."""
+        # An exception of a sink ends the run.
         chunks = self._chunks(len(tokens))
         request = _Request.of(self._plan, outputs, evidence)
         rows = _TokenOutputs(request.tokens, len(tokens), sinks or {})

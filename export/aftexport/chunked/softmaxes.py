@@ -77,10 +77,8 @@ def _is_of_products(name: str, producers: dict[str, onnx.NodeProto], fixed: set[
 
 
 def rewrite_as_means(model: onnx.ModelProto) -> ir.Model:
-    """Return the graph of a model of bare operators with these nodes rewritten.
-
-    It shares the weights with ``model``, which stays unchanged.
-    """
+    """Return the graph of a model of bare operators with these nodes rewritten."""
+    # It shares the weights with model, which stays unchanged.
     rewritten = ir.from_proto(model)
     graph = rewritten.graph
     _pooling_by_mean(graph)

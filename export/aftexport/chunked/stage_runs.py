@@ -6,10 +6,19 @@ from itertools import pairwise
 import numpy as np
 
 from aftexport.bundle.chunked_plan import ChunkedStage, Pooling, Recurrence
-from aftexport.chunked.document import LEFT_STATE, NEXT_STATE, RIGHT_STATE, Document, NextValues
-from aftexport.chunked.document_state import Level
+from aftexport.chunked.document import (
+    LEFT_STATE,
+    NEXT_STATE,
+    RIGHT_STATE,
+    Array,
+    Document,
+    Level,
+    NextValues,
+    States,
+    Summaries,
+    Summary,
+)
 from aftexport.chunked.opened_archive import OpenedArchive
-from aftexport.chunked.spill import Array, States, Summaries, Summary
 from aftexport.errors import EngineError
 
 Chunk = tuple[int, int]
@@ -79,10 +88,8 @@ def joined(summaries: Sequence[Summary | Level]) -> tuple[Array, Array]:
 
 
 def cut_at_margins(chunk: Chunk, stage: ChunkedStage, chunks: Sequence[Chunk]) -> list[Chunk]:
-    """Return a chunk in pieces, cut at the ends of its neighbors' margins.
-
-    The neighbors attend to the tokens within their margins, and to summaries of the other pieces.
-    """
+    """Return a chunk in pieces, cut at the ends of its neighbors' margins."""
+    # The neighbors attend to the tokens within their margins, and to summaries of the other pieces.
     start, end = chunk
     if len(chunks) == 1:
         return [chunk]
@@ -106,14 +113,7 @@ class RecurrenceRun:
         self._document = document
 
     def advanced(self, chunks: Sequence[Chunk], right: States) -> Generator[None, None, None]:
-        """Push the state on the right of each chunk, from the last chunk to the first.
-
-        A forward recurrence has none.
-
-        Raises:
-            EngineError: if the runtime refuses the graph or fails.
-            StorageError: if there is not enough space for the states.
-        """
+        """Push the state on the right of each chunk, from the last chunk to the first."""
         if self._recurrence.direction == "forward":
             return
         state = self._first_state()
@@ -131,17 +131,7 @@ class RecurrenceRun:
     def applied(
         self, chunks: Sequence[Chunk], right: States, values_after: NextValues
     ) -> Generator[None, None, None]:
-        """Append the values after the stage, from the first chunk on.
-
-        Args:
-            chunks: all chunks, or the first ones.
-            right: the states of ``advanced``.
-            values_after: takes the values.
-
-        Raises:
-            EngineError: if the runtime refuses the graph or fails.
-            StorageError: if there is not enough space for the values.
-        """
+        """Append the values after the stage of all chunks, or of the first ones."""
         engine = self._archive.engine(f"{self._number}.apply")
         direction, shape = self._recurrence.direction, (1, *self._recurrence.shape)
         left = self._first_state()

@@ -5,51 +5,167 @@ needs the state of the tokens on the left, a reverse one that on the right, and 
 both. The state of a convolution is its last inputs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from aftexport.bundle.chunked_plan import ChunkedStage, Recurrence
-from aftexport.chunked.document import LEFT_STATE, NEXT_STATE, RIGHT_STATE
-from aftexport.chunked.graph_parts import (
-    ANY_TOKENS,
-    FLOAT,
-    GraphParts,
-    first_position,
-    given,
-    number_of_tokens,
-)
+from aftexport.chunked.document import FIRST_POSITION, LEFT_STATE, NEXT_STATE, RIGHT_STATE
 from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN
 from aftexport.chunked.summaries import Window, summary, window_of
-from aftexport.chunked.token_kinds import NotChunkable
-from aftexport.lowering.graph_values import names_of
-from aftexport.lowering.nodes import NewNodes
-from aftexport.operators.domain import MASKED
+from aftexport.chunked.token_flow import Kind, NotChunkable, classify, is_position_embedding
+from aftexport.lowering.graph_values import constants_of, dims_of, main_input_of, names_of
+from aftexport.lowering.nodes import NewNodes, remove
+from aftexport.operators.domain import DOMAIN, MASKED
 from aftexport.operators.mechanisms import RECURRENT_OPERATORS
+from aftexport.system.contract import LENGTHS
+
+FLOAT = ir.DataType.FLOAT
+ANY_TOKENS = (1, None, None)
+"""The axes ``[1, T, C]``."""
+
+
+class GraphParts:
+    """A graph, changed by ``rewrite_as_means``, with the kind of each value; parts become models.
+
+    Raises:
+        NotChunkable: if the graph cannot run in chunks; gives the reason.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self._ir_version = model.ir_version
+        self._graph = graph = model.graph
+        self.outputs = names_of(graph.outputs)
+        self.kinds = classify(graph)
+        self.constants = constants_of(graph)
+        self.dims = dims_of(graph)
+        self.opset = graph.opset_imports.get("", 0)
+        self.main = str(main_input_of(graph).name)
+        self._count_by_lengths()
+        self._shift_position_embeddings()
+        self.given = names_of(graph.inputs)
+        self.nodes = list(graph)
+        values = (v for node in self.nodes for v in node.outputs)
+        self._values = {str(v.name): v for v in (*graph.inputs, *values)}
+
+    def _count_by_lengths(self) -> None:
+        """Read the number of tokens from ``lengths``: a shape would need the tokens themselves."""
+        # A chunk has one document. OpenVINO needs the size: a Squeeze without axes depends on it.
+        lengths = number_of_tokens(self._graph)
+        lengths.shape = ir.Shape([1])
+        for node in tuple(self._graph):
+            if node.op_type == "Shape" and self.kinds[str(node.outputs[0].name)] is Kind.LENGTH:
+                node.outputs[0].replace_all_uses_with(lengths)
+                remove([node])
+
+    def _shift_position_embeddings(self) -> None:
+        """Read embeddings of positions from the position of the chunk's first token on."""
+        for node in tuple(self._graph):
+            if self.kinds[
+                str(node.outputs[0].name)
+            ] is Kind.POSITION_EMBEDDING and is_position_embedding(
+                node, self.kinds, self.constants
+            ):
+                new = NewNodes(self._graph, "chunk")
+                place = 1 if node.op_type == "Gather" else 2
+                positions = node.inputs[place]
+                like = new.add("CastLike", first_position(self._graph), positions)
+                node.replace_input_with(place, new.add("Add", positions, like))
+                if node.op_type == "Slice":
+                    node.replace_input_with(1, like)
+                self._graph.insert_before(node, new.nodes)
+                for added in new.nodes:
+                    self.kinds[str(added.outputs[0].name)] = Kind.POSITIONS
+        self.kinds[FIRST_POSITION] = Kind.POSITIONS
+
+    def subgraph(self, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Graph:
+        """Return the graph that computes ``outputs``, with the needed ones of ``inputs``."""
+        needed, nodes = set(outputs), []
+        for node in reversed(self.nodes):
+            if any(name in needed and name not in inputs for name in names_of(node.outputs)):
+                nodes.append(node)
+                needed.update(names_of(node.inputs))
+        used_inputs = [name for name in dict.fromkeys(inputs) if name in needed]
+        ends = {name: self._described(name) for name in (*used_inputs, *outputs)}
+        part = ir.GraphView(
+            [ends[name] for name in used_inputs],
+            [ends[name] for name in outputs],
+            nodes=nodes[::-1],
+            initializers=[v for name, v in self._graph.initializers.items() if name in needed],
+            opset_imports={
+                domain: version
+                for domain, version in self._graph.opset_imports.items()
+                if domain in ("", DOMAIN)
+            },
+            name="main",
+        )
+        return part.clone()
+
+    def _described(self, name: str) -> ir.Value:
+        """Return a value, with a type and axes if ``rewrite_as_means`` added it without."""
+        value = self._values[name]
+        if value.dtype is None:
+            value.dtype, value.shape = self._element(value), ir.Shape(ANY_TOKENS)
+        return value
+
+    def _element(self, value: ir.Value) -> ir.DataType:
+        """Return the type of a value, or that of its input if ``rewrite_as_means`` added it."""
+        if value.dtype is not None:
+            return value.dtype
+        node = value.producer()
+        assert node is not None  # inputs have types
+        operands = [v for v in node.inputs if v is not None]
+        return self._element(next(v for v in operands if self.kinds[str(v.name)] is Kind.TOKENS))
+
+    def model(self, graph: ir.Graph, function: onnx.FunctionProto | None = None) -> ir.Model:
+        """Return a graph as a model, with a function of ``summaries`` if it has one."""
+        model = ir.Model(graph, ir_version=self._ir_version)
+        if function is not None:
+            add_function(model, function)
+        return model
+
+
+def add_function(model: ir.Model, function: onnx.FunctionProto) -> None:
+    """Add a function of ``summaries`` to a model."""
+    summary = ir.serde.deserialize_function(function)
+    model.functions[summary.identifier()] = summary
+    model.graph.opset_imports[SUMMARY_DOMAIN] = 1
+
+
+def number_of_tokens(graph: ir.Graph) -> ir.Value:
+    """Return the input with the number of a chunk's tokens, which the graph gets if it lacks it."""
+    return given(graph, LENGTHS, ir.DataType.INT64, (1,))
+
+
+def first_position(graph: ir.Graph) -> ir.Value:
+    """Return the input with the position of a chunk's first token, likewise."""
+    return given(graph, FIRST_POSITION, ir.DataType.INT64, (1,))
+
+
+def given(graph: ir.Graph, name: str, dtype: ir.DataType, shape: Sequence[int | None]) -> ir.Value:
+    """Return the input of a graph with a name, which the graph gets if it lacks it."""
+    found = next((value for value in graph.inputs if value.name == name), None)
+    if found is None:
+        found = ir.val(name, dtype, ir.Shape(shape))
+        graph.inputs.append(found)
+    return found
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One attention.
+    """The graphs of one attention."""
 
-    Attributes:
-        reduce: the graph from kept values to ``few_keys`` and ``few_values`` of a chunk.
-        merge: the graph from ``key`` and ``value`` of several summaries to those of one.
-        apply: the graph from kept values, ``other_keys``, ``other_values`` and, for biases by
-            position, ``FIRST_POSITION`` to the next kept values.
-        window: the tokens around a chunk in the inputs of ``apply``.
-        causal: whether a token attends only to itself and earlier tokens.
-        keeps: the names of values kept from before the attention for after it.
-    """
-
-    reduce: ir.Model
-    merge: ir.Model
+    reduce: ir.Model  # from kept values to ``few_keys`` and ``few_values`` of a chunk
+    merge: ir.Model  # from ``key`` and ``value`` of several summaries to those of one
+    # from kept values, ``other_keys``, ``other_values`` and, for biases by position, FIRST_POSITION
+    # to the next kept values
     apply: ir.Model
-    window: Window
-    causal: bool
-    keeps: tuple[str, ...]
+    window: Window  # the tokens around a chunk in the inputs of ``apply``
+    causal: bool  # whether a token attends only to itself and earlier tokens
+    keeps: tuple[str, ...]  # the names of values kept from before the attention for after it
 
     @property
     def graphs(self) -> dict[str, ir.Model]:
@@ -70,13 +186,7 @@ class Stage:
 
 
 def make_stage(parts: GraphParts, node: ir.Node, kept: list[str], after: list[str]) -> Stage:
-    """Return the graphs of an attention.
-
-    Args:
-        parts: the graph of the model.
-        node: the attention.
-        kept: the values before it, which suffice for the model's later nodes.
-        after: the values that suffice after it.
+    """Return the graphs of an attention between the values ``kept`` before and ``after`` it.
 
     Raises:
         NotChunkable: if the attention has no summary of a chunk.
@@ -122,17 +232,10 @@ def _summarize(graph: ir.Graph, key: ir.Value, value: ir.Value) -> None:
 
 
 def _attend_to_others(graph: ir.Graph, node: ir.Node, left: int, by_position: bool) -> None:
-    """Replace an attention by one in float32 over summaries, ``left`` filler tokens, and the chunk.
-
-    The filler has no weight. It keeps the summaries, which have no position, out of the window
-    of the first token.
-
-    Args:
-        graph: the graph, which gets the inputs ``other_keys`` and ``other_values``.
-        node: the attention.
-        left: the number of filler tokens.
-        by_position: whether its first bias has a row for each position of the document.
-    """
+    """Replace an attention by one over summaries, ``left`` filler tokens and the chunk."""
+    # It is computed in float32. The filler has no weight. It keeps the summaries, which have no
+    # position, out of the window of the first token. by_position: the first bias has a row for each
+    # position of the document.
     keys, values = (given(graph, f"other_{name}", FLOAT, ANY_TOKENS) for name in ("keys", "values"))
     query, key, value, *biases, _ = node.inputs
     new = NewNodes(graph, "chunk")
@@ -177,15 +280,8 @@ def _rows_of_positions(
     tokens: ir.Value,
     others: tuple[ir.Value, ir.Value],
 ) -> ir.Value:
-    """Return the rows ``[T, W]`` of the chunk's positions, behind equal rows for other tokens.
-
-    Args:
-        new: the place of the nodes.
-        rows: the rows of all positions.
-        position: the position of the first token.
-        tokens: the number of the chunk's tokens.
-        others: the number of the other tokens, and the number in their rows.
-    """
+    """Return the rows ``[T, W]`` of the chunk's positions, behind equal rows for other tokens."""
+    # others: the number of the other tokens, and the number in their rows.
     count, number = others
     end = new.add("Add", position, tokens)
     own = new.add("Slice", rows, position, end, new.constant([0]))
@@ -200,20 +296,15 @@ _LENGTHS = -1
 
 @dataclass(frozen=True)
 class RecurrenceStage:
-    """One recurrence or convolution.
+    """The graphs of one recurrence or convolution."""
 
-    Attributes:
-        apply: the graph from kept values and states to the next kept values and, unless the
-            recurrence is reverse, to the state for the next chunk on the right.
-        advance: the graph from kept values and the state on the right to the state for the next
-            chunk on the left; None if the recurrence is forward.
-        keeps: the names of values kept from before the recurrence for after it.
-        recurrence: its direction and the shape of its state.
-    """
-
+    # from kept values and states to the next kept values and, unless the recurrence is reverse, to
+    # the state for the next chunk on the right
     apply: ir.Model
+    # from kept values and the state on the right to the state for the next chunk on the left; None
+    # if the recurrence is forward
     advance: ir.Model | None
-    keeps: tuple[str, ...]
+    keeps: tuple[str, ...]  # the names of values kept from before the recurrence for after it
     recurrence: Recurrence
 
     @property
@@ -238,13 +329,7 @@ class RecurrenceStage:
 def make_recurrence_stage(
     parts: GraphParts, node: ir.Node, kept: list[str], after: list[str]
 ) -> RecurrenceStage:
-    """Return the graphs of a recurrence.
-
-    Args:
-        parts: the graph of the model.
-        node: the operator.
-        kept: the values before it, which suffice for the model's later nodes.
-        after: the values that suffice after it.
+    """Return the graphs of a recurrence between the values ``kept`` before and ``after`` it.
 
     Raises:
         NotChunkable: if the shape of a state is unknown.

@@ -24,7 +24,7 @@ import onnx.parser
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.chunked.token_kinds import NotChunkable
+from aftexport.chunked.token_flow import NotChunkable
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
 
@@ -40,12 +40,7 @@ class Window:
 
 
 def window_of(node: ir.Node, causal: bool, bias: NDArray[np.generic] | None) -> Window:
-    """Return the window of an operator.
-
-    Args:
-        node: one of our operators.
-        causal: whether the operator is causal.
-        bias: its constant ``filter [H, s]`` or ``band [R, W]``; None if it has none.
+    """Return the window of an operator, whose bias is a ``filter [H, s]`` or ``band [R, W]``.
 
     Raises:
         NotChunkable: if the operator has no summary, or a computed bias.
@@ -67,9 +62,7 @@ def window_of(node: ir.Node, causal: bool, bias: NDArray[np.generic] | None) -> 
 
 
 def summary(node: ir.Node, opset: int) -> onnx.FunctionProto:
-    """Return the function that summarizes keys and values of an operator.
-
-    It maps float32 ``key [1, T, *]`` and ``value [1, T, D]`` to ``few_keys, few_values``.
+    """Return the function from float32 ``key [1, T, *]`` and ``value`` to ``few_keys, few_values``.
 
     Raises:
         NotChunkable: if the operator or its setting has no summary.
@@ -185,14 +178,10 @@ _CORRECTION = """
 def _context(num_heads: int, name: str, features: str, keys: str) -> str:
     """Return the body up to ``means_packed`` and ``few_heads``, the keys' numbers by channel.
 
-    A key stands for each channel of a head; ``diagonal`` marks its place.
-
-    Args:
-        num_heads: the number of heads.
-        name: the prefix of the values with the features and with their total.
-        features: the body that computes the features.
-        keys: the body that computes the keys from the total.
+    The bodies ``features`` and ``keys`` compute the features, named by ``name``, and the keys from
+    their total.
     """
+    # A key stands for each channel of a head; ``diagonal`` marks its place.
     return (
         features
         + f"""

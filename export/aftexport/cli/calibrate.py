@@ -52,7 +52,7 @@ def run(words: list[str]) -> int:
         run_documents,
         truths_by_head,
     )
-    from aftexport.calibration.requirements import check_truths
+    from aftexport.calibration.fit import check_truths
 
     if options.force and options.out is None:
         raise UsageError("--force needs --out, got none.", "Leave --force out: BUNDLE is replaced.")

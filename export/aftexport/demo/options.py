@@ -5,7 +5,7 @@ from pathlib import Path
 
 from aftexport.bundle.bundle import is_bundle
 from aftexport.errors import UsageError
-from aftexport.nn.encoder_config import MECHANISM_LAYERS
+from aftexport.nn.config import MECHANISM_LAYERS
 
 BUNDLE = "bundle"
 """Name of the folder of the bundle in that of the demo."""

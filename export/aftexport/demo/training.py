@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from aftexport.demo.documents import Document
 from aftexport.nn import ClassifierConfig, DocumentClassifier, task_loss
-from aftexport.nn.encoder_config import RECURRENT_LAYERS
+from aftexport.nn.config import RECURRENT_LAYERS
 
 _LEARNING_RATE = 5e-3
 _WARM_UP = 0.1

@@ -19,8 +19,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from aftexport.operators.domain import DOMAIN, operator_name
-from aftexport.operators.kernel_forms import takes_form
-from aftexport.operators.portable_bodies import attach_bodies
+from aftexport.operators.portable_bodies import attach_bodies, takes_form
 
 _NARROW: set[tuple[int, str]] = {
     (TensorProto.FLOAT16, "fp16"),

@@ -131,12 +131,7 @@ class Calibration(_Part):
         return None
 
     def logits(self, logits: Double, tokens: ArrayLike) -> Double:
-        """Return the calibrated logits.
-
-        Args:
-            logits: the logits ``[..., width]``.
-            tokens: the lengths ``[...]`` of the documents as the model saw them.
-        """
+        """Return the calibrated logits ``[..., width]`` of documents with ``tokens [...]``."""
         return scaled(self.scalings, logits, np.clip(tokens, self.min_tokens, self.max_tokens))
 
     def scores(self, head: Head, logits: Double, tokens: ArrayLike) -> Double:
@@ -167,17 +162,10 @@ def scaled(scalings: tuple[Scaling, ...], logits: Double, tokens: ArrayLike) -> 
 
 
 def confidences(head: DecidingHead, logits: Double, scores: Double) -> Double:
-    """Return the confidence ``[...]`` in the decision of a head.
-
-    It is the calibrated score of the label, which the scores before the calibration decide. For
-    independent labels it is the least certain of their decisions: the score of a label that holds,
-    or 1 minus that of a label that does not.
-
-    Args:
-        head: the head.
-        logits: the logits ``[..., width]``, which decide.
-        scores: the calibrated scores ``[..., len(names)]``.
-    """
+    """Return the confidence ``[...]`` in the decision of a head for logits ``[..., width]``."""
+    # It is the calibrated score of the label, which the scores before the calibration decide. For
+    # independent labels it is the least certain of their decisions: the score of a label that
+    # holds, or 1 minus that of a label that does not.
     decided = head.decisions(logits)
     if isinstance(head, MultiLabelClassification):
         return np.asarray(np.where(decided == 1, scores, 1 - scores).min(-1))

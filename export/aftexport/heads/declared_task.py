@@ -39,15 +39,10 @@ _HUB_SUFFIXES = (".safetensors", ".bin")
 
 @dataclass(frozen=True)
 class Declaration:
-    """The head that a configuration declares.
+    """The head that a configuration declares; None for what it leaves open."""
 
-    Attributes:
-        task: one of ``HEADS``; None if it declares none.
-        labels: names in the order of the logits; None if it declares none.
-    """
-
-    task: str | None = None
-    labels: tuple[str, ...] | None = None
+    task: str | None = None  # one of HEADS
+    labels: tuple[str, ...] | None = None  # names in the order of the logits
 
     def or_else(self, other: "Declaration") -> "Declaration":
         """Return this declaration, with what only ``other`` declares."""
@@ -55,16 +50,12 @@ class Declaration:
 
 
 def declared_beside(path: Path | None, module: Any) -> Declaration:
-    """Return what a file beside a model, or a module of it, declares.
-
-    Args:
-        path: the file or folder of the model; transformers writes config.json beside or into it.
-            None for a module without a file.
-        module: the ``torch.nn.Module``; None for a captured program.
+    """Return what a file or folder beside a model, or a ``torch.nn.Module`` of it, declares.
 
     Raises:
         UsageError: if a configuration declares a task that no head serves.
     """
+    # transformers writes config.json beside a file or into a folder.
     declared = Declaration()
     if path is not None and (path.is_dir() or path.suffix in _HUB_SUFFIXES):
         folder = path if path.is_dir() else path.parent
@@ -83,11 +74,7 @@ def declared_beside(path: Path | None, module: Any) -> Declaration:
 
 
 def declared_in(name: str, config: object) -> Declaration:
-    """Return what a configuration, or a configuration in it, declares.
-
-    Args:
-        name: the name of the configuration for the message.
-        config: a mapping or an object with attributes; other objects declare none.
+    """Return what a configuration, an object or mapping, or one of its entries declares.
 
     Raises:
         UsageError: if it declares a task that no head serves.
@@ -113,11 +100,7 @@ def _task_of(name: str, config: object) -> str | None:
 
 
 def _declared_by_class(name: str, architecture: object) -> Declaration:
-    """Return the task of a model class of transformers.
-
-    Raises:
-        UsageError: if no head serves the task.
-    """
+    """Return the task of a model class of transformers; raise UsageError if no head serves it."""
     if not isinstance(architecture, str):
         return Declaration()
     if architecture.endswith(_OTHER_ARCHITECTURES):

@@ -38,11 +38,10 @@ class VectorsAnswer(Answer):
 
 
 class VectorHead(TokenHead):
-    """The meaning of an output with a vector for every document or, if ``per_token``, every token.
+    """The meaning of a vector for every document or, if ``per_token``, for every token."""
 
-    A vector decides nothing. Each kind of head has the field ``per_token`` itself, behind its own
-    fields: a manifest lists them in this order.
-    """
+    # A vector decides nothing. Each kind of head has the field per_token itself, behind its own
+    # fields: a manifest lists them in this order.
 
     takes_probabilities: ClassVar[bool] = True
     takes_documents: ClassVar[bool] = True
@@ -132,12 +131,10 @@ class FeatureExtraction(VectorHead):
         return VectorAnswer(vector=tuple(self.scores(logits).tolist()))
 
     def score_error(self, output: Double, expected: Double) -> float:
-        """Return the largest distance of two vectors, relative to the length of the expected one.
-
-        It bounds what vectors are used for: the sine of the angle between the two vectors is at
-        most this error, and so is the relative error of the length. A distance from a vector of
-        zeros is not relative.
-        """
+        """Return the largest distance of two vectors, relative to the expected one's length."""
+        # It bounds what vectors are used for: the sine of the angle between the two vectors is at
+        # most this error, and so is the relative error of the length. A distance from a vector of
+        # zeros is not relative.
         wanted = self.scores(expected)
         distances = np.linalg.norm(self.scores(output) - wanted, axis=-1)
         lengths = np.linalg.norm(wanted, axis=-1)
@@ -146,13 +143,9 @@ class FeatureExtraction(VectorHead):
 
 @dataclass(frozen=True)
 class TokenVectors(TokenResult):
-    """The vectors of a document.
+    """The vectors of a document."""
 
-    Attributes:
-        vectors: float32 ``[tokens, width]``.
-    """
-
-    vectors: NDArray[np.float32]
+    vectors: NDArray[np.float32]  # float32 [tokens, width]
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -163,12 +156,7 @@ class TokenVectors(TokenResult):
 
 
 class _VectorDecoder(Decoder):
-    """The decoder of a head whose answer has the scores of each token.
-
-    Args:
-        head: the head.
-        open_file: opens a file for the vectors; None to keep them in memory.
-    """
+    """The decoder of a head whose answer has the scores of each token."""
 
     def __init__(self, head: Head, open_file: OpenFile | None) -> None:
         super().__init__(head.width)

@@ -39,11 +39,7 @@ class Head(BaseModel, ABC):
     @classmethod
     @abstractmethod
     def of_width(cls, width: int, names: Sequence[str] | None) -> Self:
-        """Return a head with the usual settings.
-
-        Args:
-            width: the number of logits of a document.
-            names: the names from the user or the model file; None for numbered names.
+        """Return a head with the usual settings for ``width`` logits, and numbered names if None.
 
         Raises:
             UsageError: if the head does not fit the width or the names.
@@ -51,11 +47,7 @@ class Head(BaseModel, ABC):
 
     @classmethod
     def of_output(cls, shape: Sequence[int], names: Sequence[str] | None) -> Self:
-        """Return a head with the usual settings for an output of this shape.
-
-        Args:
-            shape: the shape ``[batch, width]``, or ``[batch, tokens, width]``.
-            names: the names from the user or the model file; None for numbered names.
+        """Return a head for an output ``[batch, width]`` or ``[batch, tokens, width]``.
 
         Raises:
             UsageError: if the head does not fit the shape or the names.
@@ -101,28 +93,20 @@ class Head(BaseModel, ABC):
 
     @abstractmethod
     def answer(self, logits: Double) -> Answer:
-        """Return the answer for one document.
-
-        Args:
-            logits: its logits ``[width]``, or ``[tokens, width]`` if ``is_per_token``.
-        """
+        """Return the answer for the logits ``[width]``, or ``[tokens, width]``, of one document."""
 
     def score_error(self, output: Double, expected: Double) -> float:
-        """Return the error of an answer's numbers for two outputs ``[..., width]``.
-
-        It is bounded as the error of the logits is: a probability moves by at most half of the
-        difference of two logits, and by a quarter of that of one.
-        """
+        """Return the error of an answer's numbers for two outputs ``[..., width]``."""
+        # It is bounded as the error of the logits is: a probability moves by at most half of the
+        # difference of two logits, and by a quarter of that of one.
         return float(np.abs(self.scores(output) - self.scores(expected)).max(initial=0.0))
 
     @abstractmethod
     def flips(self, output: Double, expected: Double) -> tuple[int, float | None]:
-        """Compare the decisions for two outputs ``[..., width]``.
+        """Return how many of the decisions for two outputs ``[..., width]`` differ, and the lead.
 
-        Returns:
-            The number of rows whose decision differs, and the smallest distance of the output from
-            another decision than that of ``expected``, in logits; it is negative for a flip. None
-            if the head decides nothing.
+        The lead is the smallest distance of the output from another decision than that of
+        ``expected``, in logits; it is negative for a flip, and None if the head decides nothing.
         """
 
 
@@ -143,11 +127,6 @@ class DecidingHead(Head):
 
 def numbered(count: int, names: Sequence[str] | None, stem: str) -> tuple[str, ...]:
     """Return a name for each of ``count`` numbers: the given ones, or ``class_0`` and so on.
-
-    Args:
-        count: the number of names.
-        names: the names from the user or the model file; None for numbered names.
-        stem: the start of numbered names, such as ``class``.
 
     Raises:
         UsageError: if the names are not one distinct name for each.
@@ -206,14 +185,7 @@ def softmax(logits: Double) -> Double:
 
 
 def flips_of_largest(output: Double, expected: Double) -> tuple[int, float | None]:
-    """Count rows whose largest logit is another, and measure the smallest lead of the expected one.
-
-    Args:
-        output, expected: logits ``[..., width]`` of at least two labels.
-
-    Returns:
-        The count and the lead in logits, as ``Head.flips``; no lead for outputs of no rows.
-    """
+    """Count rows whose largest logit is another, and measure the lead; see ``Head.flips``."""
     if not output.size:
         return 0, None
     labels = expected.argmax(-1)

@@ -1,9 +1,14 @@
-"""One label for every token: the scores are a softmax, and runs of tokens are spans."""
+"""One label for every token: the scores are a softmax, and runs of tokens are spans.
 
+The schemes BIO and BIOES of labels tell the spans, which are found block by block.
+"""
+
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from annotated_types import Len
@@ -14,15 +19,226 @@ from aftexport.errors import InputError, UsageError
 from aftexport.heads.answer import Answer, Span, Spans, TokenNames, TokenNumbers
 from aftexport.heads.head import Double, check_distinct, flips_of_largest, numbered, softmax
 from aftexport.heads.token_head import Column, Decoder, Mask, OpenFile, TokenHead, TokenResult
-from aftexport.heads.token_spans import (
-    UNIT,
-    LabelTable,
-    Scheme,
-    SpanBuilder,
-    TokenSpans,
-    WordBuilder,
-    scheme_of,
+
+Scheme = Literal["plain", "bio", "bioes"]
+OUTSIDE = "O"
+"""The label of tokens outside every span, in every scheme."""
+_PREFIXED = re.compile(r"([BIESLU])-(.+)", re.DOTALL)
+_SETS: tuple[tuple[Scheme, frozenset[str]], ...] = (
+    ("bio", frozenset("BI")),
+    ("bioes", frozenset("BIES")),
+    ("bioes", frozenset("BILU")),
 )
+"""The prefixes of each scheme; L and U are other letters for E and S."""
+
+
+class Place(IntEnum):
+    """The place of a token in its span."""
+
+    BEGIN = 0
+    INSIDE = 1
+    END = 2
+    SINGLE = 3
+
+
+_PLACES = {
+    "B": Place.BEGIN,
+    "I": Place.INSIDE,
+    "E": Place.END,
+    "L": Place.END,
+    "S": Place.SINGLE,
+    "U": Place.SINGLE,
+}
+
+
+def scheme_of(labels: Sequence[str]) -> Scheme:
+    """Return the scheme that the names of labels declare."""
+    # The scheme is bio or bioes if all names are O or have a prefix of that scheme.
+    matches = [_PREFIXED.fullmatch(label) for label in labels if label != OUTSIDE]
+    prefixes = {match[1] if match else "" for match in matches}
+    found = (scheme for scheme, letters in _SETS if prefixes and prefixes <= letters)
+    return next(found, "plain")
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """The span of each label, in arrays by its number; -1 is a label outside every span."""
+
+    spans: tuple[str, ...]  # the label of each kind of span
+    kinds: NDArray[np.int64]  # the number of each label's kind of span; -1 outside
+    places: NDArray[np.int64]  # the Place of each label
+
+    @classmethod
+    def read(cls, labels: Sequence[str], scheme: Scheme) -> Self:
+        """Return the table of labels.
+
+        Raises:
+            ValueError: if a label does not follow bioes. In bio, a label without ``B-`` or ``I-``
+                continues a span of its own name, as in the transformers library.
+        """
+        names: dict[str, int] = {}
+        kinds, places = [], []
+        for label in labels:
+            name, place = label, Place.INSIDE
+            match = None if scheme == "plain" else _PREFIXED.fullmatch(label)
+            if match and (scheme == "bioes" or match[1] in "BI"):
+                name, place = match[2], _PLACES[match[1]]
+            elif scheme == "bioes" and label != OUTSIDE:
+                raise ValueError(
+                    f"labels: expected O, or names with B-, I-, E- and S-, in bioes, got {label!r}"
+                )
+            kinds.append(-1 if name == OUTSIDE else names.setdefault(name, len(names)))
+            places.append(place)
+        return cls(tuple(names), np.array([*kinds, -1]), np.array([*places, Place.INSIDE]))
+
+
+UNIT = np.dtype([("label", "i8"), ("score", "f8"), ("start", "i8"), ("end", "i8")])
+"""A token or a word: the number of its label, -1 outside; its score, and its range of tokens."""
+FIXED_POINT = float(1 << 32)
+"""Sums of scores are whole multiples of 1 / FIXED_POINT, so that their order does not matter."""
+_RUN = np.dtype([(name, "i8") for name in ("first", "last", "start", "end", "total", "count")])
+"""A run of units: its first and last label, its tokens, the sum of its scores, its units."""
+_SPAN = np.dtype([("start", "u4"), ("end", "u4"), ("label", "u4"), ("score", "f4")])
+
+
+@dataclass(frozen=True)
+class TokenSpans:
+    """The spans of a document in their order, in arrays with one entry for each."""
+
+    starts: NDArray[np.uint32]
+    ends: NDArray[np.uint32]  # the index of the token after the last
+    labels: NDArray[np.uint32]  # the number of the label among the head's span_labels
+    scores: NDArray[np.float32]  # the mean score of the tokens or words
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+class SpanBuilder:
+    """The spans of units that come in blocks."""
+
+    # In plain and bio, a span is a run of units of one kind, and B- starts a new one. This is the
+    # rule of the TokenClassificationPipeline of transformers. In bioes, a span is B-, any number of
+    # I-, and E-, or it is one S-; other units are outside. This is the strict rule of seqeval.
+
+    def __init__(self, table: LabelTable, scheme: Scheme, open_file: OpenFile | None) -> None:
+        self._table, self._is_strict = table, scheme == "bioes"
+        self._open = np.empty(0, _RUN)
+        self._spans = Column(_SPAN, open_file=open_file)
+
+    def add(self, units: NDArray[Any]) -> None:
+        """Add units of type ``UNIT``."""
+        runs = np.empty(len(self._open) + len(units), _RUN)
+        new = runs[len(self._open) :]
+        runs[: len(self._open)] = self._open
+        new["first"] = new["last"] = units["label"]
+        new["start"], new["end"], new["count"] = units["start"], units["end"], 1
+        new["total"] = np.rint(units["score"] * FIXED_POINT)
+        merged = self._merge(runs)
+        self._open = merged[-1:]
+        self._close(merged[:-1])
+
+    def finish(self) -> TokenSpans:
+        """Return the spans of all units."""
+        self._close(self._open)
+        spans = self._spans.array()
+        return TokenSpans(spans["start"], spans["end"], spans["label"], spans["score"])
+
+    def _merge(self, runs: NDArray[Any]) -> NDArray[Any]:
+        """Return the runs, with each run joined to the one that it continues."""
+        if not len(runs):
+            return runs
+        is_first = np.append(True, ~self._continues(runs["last"][:-1], runs["first"][1:]))
+        firsts = np.flatnonzero(is_first)
+        lasts = np.append(firsts[1:], len(runs)) - 1
+        merged = runs[firsts]
+        merged["last"], merged["end"] = runs["last"][lasts], runs["end"][lasts]
+        for sums in ("total", "count"):
+            merged[sums] = np.add.reduceat(runs[sums], firsts)
+        return merged
+
+    def _continues(self, before: NDArray[np.int64], label: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether a unit with ``label`` is in the span of the unit before it."""
+        kinds, places = self._table.kinds, self._table.places
+        follows = places[label] != Place.BEGIN
+        if self._is_strict:
+            follows &= (places[label] != Place.SINGLE) & (places[before] < Place.END)
+        return np.asarray((kinds[label] == kinds[before]) & (kinds[label] >= 0) & follows)
+
+    def _close(self, runs: NDArray[Any]) -> None:
+        """Keep those runs that are spans."""
+        kinds = self._table.kinds[runs["first"]]
+        is_span = kinds >= 0
+        if self._is_strict:
+            first, last = (self._table.places[runs[name]] for name in ("first", "last"))
+            is_whole = (first == Place.BEGIN) & (last == Place.END)
+            is_span &= is_whole | (first == Place.SINGLE)
+        spans = np.empty(int(is_span.sum()), _SPAN)
+        runs = runs[is_span]
+        spans["start"], spans["end"], spans["label"] = runs["start"], runs["end"], kinds[is_span]
+        spans["score"] = runs["total"] / (runs["count"] * FIXED_POINT)
+        self._spans.add(spans)
+
+
+WordRule = Literal["first", "average", "max"]
+"""The label of a word: of its first token, by the mean of its scores, or of its surest token."""
+
+
+class WordBuilder:
+    """The words of tokens that come in blocks."""
+
+    def __init__(self, rule: WordRule, width: int) -> None:
+        self._rule = rule
+        self._open = np.empty(0, UNIT)
+        # For the rule average: sums of the scores of all labels, and numbers of tokens.
+        self._sums = np.empty((0, width), np.int64)
+        self._counts = np.empty(0, np.int64)
+
+    def add(
+        self, tokens: NDArray[Any], scores: Double | None, starts: NDArray[np.bool_]
+    ) -> NDArray[Any]:
+        """Add tokens of type ``UNIT``, and return the words that they complete.
+
+        ``scores [n, width]`` of all labels are for the rule average; ``starts`` marks tokens that
+        start a word.
+        """
+        tokens = np.concatenate([self._open, tokens])
+        firsts = np.flatnonzero(np.append(np.ones(len(self._open), bool), starts))
+        if not len(firsts) or firsts[0]:  # the first token of a document starts a word
+            firsts = np.append(0, firsts)
+        lasts = np.append(firsts[1:], len(tokens)) - 1
+        words = tokens[firsts]
+        if self._rule == "max":
+            words = tokens[_largest(tokens["score"], firsts)]
+        words["start"], words["end"] = tokens["start"][firsts], tokens["end"][lasts]
+        if scores is not None:
+            self._average(words, scores, firsts)
+        self._open = words[-1:]
+        return words[:-1]
+
+    def finish(self) -> NDArray[Any]:
+        """Return the last word, if there is one."""
+        return self._open
+
+    def _average(self, words: NDArray[Any], scores: Double, firsts: NDArray[np.int64]) -> None:
+        """Set the label and the score of words by the mean of the scores of their tokens."""
+        sums = np.concatenate([self._sums, np.rint(scores * FIXED_POINT).astype(np.int64)])
+        sums = np.add.reduceat(sums, firsts)
+        counts = np.append(self._counts, np.ones(len(scores), np.int64))
+        counts = np.add.reduceat(counts, firsts)
+        words["label"] = np.where(words["label"] < 0, -1, sums.argmax(1))
+        words["score"] = sums.max(1) / (counts * FIXED_POINT)
+        self._sums, self._counts = sums[-1:], counts[-1:]
+
+
+def _largest(values: Double, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the index of the first of the largest values in each segment."""
+    segments = np.zeros(len(values), np.int64)
+    segments[firsts[1:]] = 1
+    segments = segments.cumsum()
+    found = np.flatnonzero(values == np.maximum.reduceat(values, firsts)[segments])
+    return found[np.flatnonzero(np.diff(segments[found], prepend=-1))]
+
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 
@@ -126,18 +342,11 @@ class TokenClassification(TokenHead):
 
 @dataclass(frozen=True)
 class TokenLabels(TokenResult):
-    """The labels and spans of a document, in arrays.
-
-    Attributes:
-        head: the head.
-        labels: the number of each token's label.
-        scores: the score of that label.
-        spans: the spans.
-    """
+    """The labels and spans of a document, in arrays."""
 
     head: TokenClassification
-    labels: NDArray[np.unsignedinteger]
-    scores: NDArray[np.float32]
+    labels: NDArray[np.unsignedinteger]  # the number of each token's label
+    scores: NDArray[np.float32]  # the score of that label
     spans: TokenSpans
 
     def __len__(self) -> int:

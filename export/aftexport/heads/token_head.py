@@ -17,11 +17,7 @@ OpenFile = Callable[[], IO[bytes]]
 
 
 def file_opener(folder: Path | None) -> OpenFile:
-    """Return a function that opens files without a name; they end with their last user.
-
-    Args:
-        folder: folder of the files; None for that of the system.
-    """
+    """Return a function that opens files without a name; they end with their last user."""
 
     def open_file() -> IO[bytes]:
         return tempfile.TemporaryFile(dir=folder)
@@ -30,13 +26,7 @@ def file_opener(folder: Path | None) -> OpenFile:
 
 
 class Column:
-    """An array that grows by blocks of rows.
-
-    Args:
-        dtype: the type of its numbers.
-        shape: the shape of a row.
-        open_file: opens a file for its rows, which ``array`` closes; None to keep them in memory.
-    """
+    """An array that grows by blocks of rows, in memory or in a file, which ``array`` closes."""
 
     def __init__(
         self, dtype: DTypeLike, shape: tuple[int, ...] = (), open_file: OpenFile | None = None
@@ -73,12 +63,7 @@ class TokenResult(ABC):
     """The answer for the tokens of a document, in arrays."""
 
     def named_spans(self, first: int = 0, last: int | None = None) -> tuple[Span, ...]:
-        """Return the spans by their numbers, without the answers for tokens.
-
-        Args:
-            first: the number of the first span.
-            last: the number of the span after the last; None for the end of the document.
-        """
+        """Return the spans by their numbers, without the answers for tokens."""
         return ()
 
     @abstractmethod
@@ -87,22 +72,11 @@ class TokenResult(ABC):
 
     @abstractmethod
     def answer(self, start: int = 0, end: int | None = None) -> Answer:
-        """Return the answer for a part of the document.
-
-        Args:
-            start: the index of the first token.
-            end: the index of the token after the last; None for the end of the document.
-        """
+        """Return the answer for the tokens from ``start`` to ``end``."""
 
 
 class Decoder(ABC):
-    """The rows of a document's tokens, decoded block by block.
-
-    The result does not depend on the sizes of the blocks.
-
-    Args:
-        width: the number of logits of a token.
-    """
+    """The rows of a document's tokens, decoded block by block of any sizes."""
 
     def __init__(self, width: int) -> None:
         self._width = width
@@ -157,11 +131,9 @@ class TokenHead(Head):
     ) -> Decoder:
         """Return a decoder for one document.
 
-        Args:
-            starts_word: whether each token of the document starts a word; None without a text.
-            is_special: whether the tokenizer added each token to the text; None for no such token.
-                No span includes an added token.
-            open_file: opens files for the values of tokens; None to keep the values in memory.
+        ``starts_word`` tells whether each token starts a word, which only a text has.
+        ``is_special`` tells whether the tokenizer added it to the text: no span includes an added
+        token.
 
         Raises:
             InputError: if ``needs_words``, and ``starts_word`` is None.

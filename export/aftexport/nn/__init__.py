@@ -6,20 +6,21 @@ from aftexport.nn.aft_full import AftFull
 from aftexport.nn.aft_local import AftLocal
 from aftexport.nn.aft_simple import AftSimple
 from aftexport.nn.classifier import DocumentClassifier, MultiHeadClassifier
-from aftexport.nn.config import ClassifierConfig, HeadConfig, MultiHeadConfig
-from aftexport.nn.delta_net import DeltaNet
+from aftexport.nn.config import LAYERS, ClassifierConfig, EncoderConfig, HeadConfig, MultiHeadConfig
 from aftexport.nn.dot_product_attention import DotProductAttention
 from aftexport.nn.efficient_attention import EfficientAttention
 from aftexport.nn.encoder import Encoder, EncoderLayer, build_attention
-from aftexport.nn.encoder_config import LAYERS, EncoderConfig
 from aftexport.nn.fastformer import Fastformer
-from aftexport.nn.gated_delta_net import GatedDeltaNet
-from aftexport.nn.gated_linear_attention import GatedLinearAttention
-from aftexport.nn.lightning_attention import LightningAttention
 from aftexport.nn.linear_attention import LinearAttention
 from aftexport.nn.loss import task_loss
-from aftexport.nn.mamba2 import Mamba2
-from aftexport.nn.retention import Retention
+from aftexport.nn.recurrent_linear_attention import (
+    DeltaNet,
+    GatedDeltaNet,
+    GatedLinearAttention,
+    LightningAttention,
+    Mamba2,
+    Retention,
+)
 
 __all__ = [
     "LAYERS",

@@ -33,14 +33,8 @@ def bias_factor(max_length: int, rank: int) -> nn.Parameter:
 
 
 def banded_product(row: Tensor, column: Tensor, offsets: range) -> Tensor:
-    """Return some diagonals of ``row @ column.T``: ``out[t, j] = row[t] . column[t + offsets[j]]``.
-
-    Args:
-        row, column: ``[T, rank]``.
-
-    Returns:
-        ``[T, len(offsets)]``; entries outside the matrix are 0.
-    """
+    """Return some diagonals: ``out[t, j] = row[t] . column[t + offsets[j]]``, of ``[T, rank]``."""
+    # Entries outside the matrix are 0.
     tokens = row.shape[0]
     left, right = max(-offsets[0], 0), max(offsets[-1], 0)
     padded = nn.functional.pad(column, (0, 0, left, right))
@@ -49,17 +43,9 @@ def banded_product(row: Tensor, column: Tensor, offsets: range) -> Tensor:
 
 
 class MultiHeadLayer(nn.Module):
-    """A token-mixing layer with heads and its linear projections of D channels.
+    """A token-mixing layer with heads and its linear projections of D channels."""
 
-    Args:
-        dim: channels D.
-        num_heads: number of heads H; it must divide ``dim``.
-        causal: whether a token sees only itself and earlier tokens.
-        projections: names of the projections, in the order of their initialization.
-
-    Raises:
-        ValueError: if a count is below 1, or the heads do not divide ``dim``.
-    """
+    # The projections are initialized in the order of their names.
 
     query: nn.Linear
     key: nn.Linear

@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from aftexport.nn.config import ClassifierConfig, HeadConfig, MultiHeadConfig
+from aftexport.nn.config import ClassifierConfig, EncoderConfig, HeadConfig, MultiHeadConfig
 from aftexport.nn.encoder import Encoder
-from aftexport.nn.encoder_config import EncoderConfig
 from aftexport.operators.numerics import softmax_mean, valid_keys
 
 

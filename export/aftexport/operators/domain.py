@@ -29,10 +29,7 @@ a million equal tokens would be off by 1e-2. Longer sums are computed in two lev
 
 
 def operator_name(op_type: str) -> str:
-    """Return the operator of a node, whose type may name a form after an underscore.
-
-    See ``portable_bodies.attach_bodies``.
-    """
+    """Return the operator of a node, whose type may name a form; see ``attach_bodies``."""
     return op_type.partition("_")[0]
 
 

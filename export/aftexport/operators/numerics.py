@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from aftexport.operators.domain import MASKED, MAX_BLOCK
 
@@ -32,14 +33,11 @@ def apply_gate(gate: str, query: Tensor, mean: Tensor) -> Tensor:
 def guarded_mean(
     sums: Callable[..., Sums], reference: Callable[..., Tensor], *tensors: Tensor
 ) -> Tensor:
-    """Return the quotient of ``sums``, in the least precision that keeps every term in range.
-
-    Forms that subtract the maxima of keys and biases separately can underflow if
-    the maxima lie at different positions. A denominator far above the smallest
-    normal number proves that the lost terms are negligible. If a denominator is
-    smaller, the sums are computed again in float64. If that does not suffice,
-    ``reference`` computes the mean.
-    """
+    """Return the quotient of ``sums``, in the least precision that keeps every term in range."""
+    # Forms that subtract the maxima of keys and biases separately can underflow if the maxima lie
+    # at different positions. A denominator far above the smallest normal number proves that the
+    # lost terms are negligible. If one is smaller, the sums are computed again in float64, and at
+    # last the mean by its definition.
     dtype = tensors[0].dtype
     for wide, smallest in ((torch.float32, 1e-25), (torch.float64, 1e-290)):
         if torch.finfo(wide).bits < torch.finfo(dtype).bits:
@@ -51,11 +49,8 @@ def guarded_mean(
 
 
 def largest(logits: Tensor, dim: int = 1) -> Tensor:
-    """Return the maximum over ``dim``, which is kept; it is finite even if every key is masked.
-
-    The differences between logits and the maximum are never NaN. Means do not depend on
-    the maximum, so it has no gradient.
-    """
+    """Return the maximum over ``dim``, which is kept; it is finite even if every key is masked."""
+    # So no difference to it is NaN. Means do not depend on the maximum: it needs no gradient.
     return logits.detach().amax(dim, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
 
 
@@ -70,15 +65,12 @@ def eps_beside(eps: float, maximum: Tensor) -> Tensor:
 
 
 def softmax(logits: Tensor, eps: float = 0.0, shift: Tensor | None = None) -> Tensor:
-    """Return the softmax over dim 1; it is 0 if every key is masked.
+    """Return the softmax over dim 1 of ``[B, T, ...]``; it is 0 if every key is masked.
 
-    ``sum`` adds in several levels, but ``torch.softmax`` adds one by one.
-
-    Args:
-        logits: ``[B, T, ...]``.
-        eps: the number that is added to the sum of ``exp(logits + shift)``.
-        shift: the number that was subtracted from the logits; None for 0.
+    ``eps`` is added to the sum of ``exp(logits + shift)``; ``shift`` was subtracted from the
+    logits.
     """
+    # ``sum`` adds in several levels, but ``torch.softmax`` adds one by one.
     top = largest(logits)
     weight = (logits - top).exp()
     total = weight.sum(1, keepdim=True) + eps_beside(eps, top if shift is None else top + shift)
@@ -93,10 +85,11 @@ def softmax_mean(logits: Tensor, value: Tensor, eps: float = 0.0) -> Tensor:
 def biased_mean(key: Tensor, bias: Tensor, value: Tensor, eps: float = 0.0) -> Tensor:
     """Return the mean of ``value [B, T, ...]`` by a softmax of ``key + bias`` over dim 1.
 
-    Dim 1 is kept. ``eps`` is added to the sum of the weights. Keys and biases are taken relative to
-    those of the largest logit before they are added, because a number loses all its digits beside
-    1e38. Their halves do not overflow.
+    Dim 1 is kept. ``eps`` is added to the sum of the weights.
     """
+    # Keys and biases are taken relative to those of the largest logit before they are added,
+    # because a number loses all its digits beside 1e38. Halves of finite numbers do not overflow
+    # when they are added.
     half_key, half_bias = 0.5 * key, 0.5 * bias.expand_as(key)
     best = (half_key + half_bias).detach().argmax(1, keepdim=True)
     lowest = torch.finfo(key.dtype).min / 2
@@ -108,11 +101,34 @@ def biased_mean(key: Tensor, bias: Tensor, value: Tensor, eps: float = 0.0) -> T
     return (weights * value).sum(1, keepdim=True)
 
 
-def key_weights(key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``exp(key)`` relative to its maximum over dim 1, and that maximum.
+def windowed_means(
+    key: Tensor, value: Tensor, bias: Tensor, left: int, causal: bool, eps: float
+) -> Tensor:
+    """Return the definition of ``mechanisms._windowed``, ``[B, T, C, E]``, row by row."""
+    tokens, width = key.shape[1], bias.shape[1]
+    rows = []
+    for t in range(tokens):
+        end = t + 1 if causal else tokens
+        first, last = max(t - left, 0), min(t - left + width, end)
+        row = bias[min(t, bias.shape[0] - 1), first - (t - left) : last - (t - left)]
+        biases = pad(row, (0, 0, 0, 0, first, end - last))
+        rows.append(biased_mean(key[:, :end], biases, value[:, :end], eps))
+    return torch.cat(rows, 1)
 
-    The maximum is ``MASKED`` if every key is.
-    """
+
+def outside_sums(pair: Tensor, left: int, width: int, causal: bool) -> Tensor:
+    """Return the sums of ``pair [B, T, ...]`` over the tokens before and after each window."""
+    tokens, trailing = pair.shape[1], (0, 0) * (pair.dim() - 2)
+    sums = pad(pair.cumsum(1), (*trailing, left + 1, 0))[:, :tokens]
+    if not causal:
+        right = width - left
+        suffix = pair.flip(1).cumsum(1).flip(1)
+        sums = sums + pad(suffix, (*trailing, 0, right))[:, right:]
+    return sums
+
+
+def key_weights(key: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``exp(key)`` relative to its maximum over dim 1, and that, which may be ``MASKED``."""
     top = key.detach().amax(1, keepdim=True)
     return (key - top.clamp(min=torch.finfo(key.dtype).min)).exp(), top
 
@@ -122,11 +138,8 @@ def denominators(
 ) -> Tensor:
     """Return the sums ``total`` of weights plus ``eps``; 1 or more if every key is masked.
 
-    Args:
-        total: the sums of ``exp(key + bias - top - shift)``.
-        top: the second result of ``key_weights``.
-        eps: the number that is added to the sum of ``exp(key + bias)``.
-        shift: the maximum of the biases; None for no biases.
+    ``total`` is the sum of ``exp(key + bias - top - shift)``: ``top`` is that of ``key_weights``,
+    and ``shift`` the maximum of the biases, if there are any.
     """
     sums = torch.where(top == MASKED, 1, total)
     if eps == 0:
@@ -136,20 +149,12 @@ def denominators(
 
 
 def context(key: Tensor, value: Tensor) -> Tensor:
-    """Return the sum of ``key^T value`` over the tokens, computed in two levels.
-
-    Args:
-        key: ``[B, T, H, d]``.
-        value: ``[B, T, H, e]``.
-
-    Returns:
-        ``[B, H, d, e]``.
-    """
+    """Return the sum of ``key^T value`` over ``[B, T, H, *]``, in two levels: ``[B, H, d, e]``."""
     tokens = key.shape[1]
     blocks = -(-tokens // MAX_BLOCK)
     size = -(-tokens // blocks)
     key, value = (
-        torch.nn.functional.pad(x, (0, 0, 0, 0, 0, blocks * size - tokens)).reshape(
+        pad(x, (0, 0, 0, 0, 0, blocks * size - tokens)).reshape(
             x.shape[0], blocks, size, *x.shape[2:]
         )
         for x in (key, value)
@@ -178,30 +183,21 @@ def repeat_heads(x: Tensor, count: int, dim: int = 2) -> Tensor:
 
 
 def causal_product(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Compute ``sum_{u<=t} (query_t . key_u) value_u`` in time linear in T.
-
-    Args:
-        query: ``[B, T, H, d]``.
-        key: ``[B, T, H, d]``.
-        value: ``[B, T, H, e]``.
-
-    Returns:
-        ``[B, T, H, e]``.
-    """
+    """Return ``sum_{u<=t} (query_t . key_u) value_u`` of ``[B, T, H, *]``, linear in T."""
     # The pairs of a block are multiplied out; earlier blocks enter through the running sum of
     # key^T value.
     block, tokens = 64, query.shape[1]
     padding = -tokens % block
     batch, heads = query.shape[0], query.shape[2]
     query, key, value = (
-        torch.nn.functional.pad(x, (0, 0, 0, 0, 0, padding))
+        pad(x, (0, 0, 0, 0, 0, padding))
         .reshape(batch, -1, block, heads, x.shape[3])
         .transpose(2, 3)
         for x in (query, key, value)
     )  # [B, N, H, block, *]
     within = (query @ key.transpose(-1, -2)).tril() @ value
     contexts = key.transpose(-1, -2) @ value
-    before = torch.nn.functional.pad(contexts.cumsum(1)[:, :-1], (0, 0, 0, 0, 0, 0, 1, 0))
+    before = pad(contexts.cumsum(1)[:, :-1], (0, 0, 0, 0, 0, 0, 1, 0))
     return (within + query @ before).transpose(2, 3).flatten(1, 2)[:, :tokens]
 
 

@@ -41,12 +41,7 @@ def common_constants() -> str:
 
 
 def inputs_as_float(*names: str, sequence: str = "query") -> str:
-    """Cast inputs to float32 as ``<name>_f``; define the common constants and ``tokens``.
-
-    Args:
-        names: names of the inputs.
-        sequence: the input with the tokens.
-    """
+    """Cast inputs to float32 as ``<name>_f``; define the common constants and ``tokens``."""
     lines = common_constants() + f"tokens = Shape <start = 1, end = 2> ({sequence})\n"
     return lines + as_float(*names)
 
@@ -114,18 +109,12 @@ def scan(
 ) -> str:
     """Run ``step`` once per token, from the first token to the last.
 
-    The tokens are moved to the front: onnx's evaluator scans only the first axis, forwards. The
-    step reads no other tensors: OpenVINO's Scan gives it none.
-
-    Args:
-        step: statements that read the names of ``states`` and ``scanned``, and define
-            ``<state>_next`` for every state and the names of ``outputs``.
-        states: the initial value of each state in the step.
-        scanned: the scanned tensor of each name in the step.
-        outputs: the resulting tensor of each name in the step.
-        ranks: the rank of each name within the step.
-        axis: the axis of the tokens in the scanned tensors and the outputs.
+    ``states``, ``scanned`` and ``outputs`` map names in the step to tensors: the initial values,
+    the inputs and the results. The step defines ``<state>_next`` and the outputs; ``ranks`` are
+    those in it. ``axis`` is that of the tokens.
     """
+    # The tokens are moved to the front: onnx's evaluator scans only the first axis, forwards. The
+    # step reads no other tensors: OpenVINO's Scan gives it none.
     lines, operands = "", list(states.values())
     unique = next(iter(outputs.values()))
     for name, tensor in scanned.items():
@@ -157,19 +146,13 @@ def loop(
     ranks: Mapping[str, int],
     output: str = "",
 ) -> str:
-    """Run ``step`` for each of ``count`` numbers from 0 on.
+    """Run ``step`` for each ``index`` from 0 up to ``count``, int64 scalars.
 
-    Args:
-        step: statements that read ``index``, the names of ``states`` and any other tensors, and
-            define ``<state>_next`` for every state, and ``output``.
-        count: name of an int64 scalar.
-        index: name of the number in the step, an int64 scalar.
-        states: the initial value of each state in the step. The last one becomes ``<state>_last``.
-        ranks: the rank of each state and of the output.
-        output: name in the step of a tensor to stack, as ``<output>_stack``. The stack has the
-            elements of ``[count, ...]`` and must be reshaped: onnx's evaluator joins the tensors
-            instead.
+    The step reads the names of ``states``, with their initial values, and any other tensors. It
+    defines ``<state>_next``, whose last one becomes ``<state>_last``, and ``output``, which is
+    stacked as ``<output>_stack``.
     """
+    # The stack must be reshaped to [count, ...]: onnx's evaluator joins the tensors instead.
     parameters = "".join(f", {_declared(name, name, ranks)}" for name in states)
     results = [_declared(name, f"{name}_next", ranks) for name in states]
     results += [_declared(output, output, ranks)] if output else []
@@ -197,13 +180,7 @@ def log_eps() -> str:
 
 
 def add_eps(total: str, maximum: str, result: str) -> str:
-    """Define ``result``: sums of weights plus eps, which needs ``log_eps``.
-
-    Args:
-        total: name of sums of weights relative to ``exp(maximum)``.
-        maximum: name of the maxima; at least ``lowest``.
-        result: name of the result.
-    """
+    """Define ``result``: ``total`` relative to ``exp(maximum)`` plus eps; needs ``log_eps``."""
     return f"""
         {result}_rise = Sub(log_eps, {maximum})
         {result}_eps = Exp({result}_rise)
@@ -228,14 +205,8 @@ def finite_maximum(maximum: str, result: str) -> str:
 
 
 def weighted_pair(values: str, *, axis: int) -> str:
-    """Define ``pair``: the values weighted by exp(``logits`` - ``key_max``), and then the weights.
-
-    ``key_max`` is the largest logit over axis 1; see ``finite_maximum``.
-
-    Args:
-        values: the values.
-        axis: the axis along which the weights follow the values.
-    """
+    """Define ``pair``: values weighted by exp(``logits`` - ``key_max``), and then the weights."""
+    # key_max is the largest logit over axis 1; see finite_maximum.
     return (
         "key_max_of_all = ReduceMax <keepdims = 1> (logits, axis1)\n"
         + finite_maximum("key_max_of_all", "key_max")
@@ -249,16 +220,9 @@ def weighted_pair(values: str, *, axis: int) -> str:
 
 
 def largest_pair(logit: str, key: str, bias: str, result: str) -> str:
-    """Define the largest ``<result>_logit`` over axis 1, with its ``_key`` and ``_bias``.
-
-    Of equal logits the largest key counts, and then the largest bias. ``ArgMax`` with
-    ``GatherElements`` would be shorter, but onnx's evaluator gathers from 64 elements at most.
-
-    Args:
-        logit: name of the sum of key and bias, ``[B, T, ...]``.
-        key, bias: names of tensors that broadcast to it.
-        result: the beginning of the names of the results, ``[B, 1, ...]``.
-    """
+    """Define the largest ``<result>_logit [B, 1, ...]`` of axis 1, its ``_key``, ``_bias``."""
+    # Of equal logits the largest key counts, and then the largest bias. ArgMax with GatherElements
+    # would be shorter, but onnx's evaluator gathers from 64 elements at most.
     return f"""
         {result}_logit = ReduceMax <keepdims = 1> ({logit}, axis1)
         {result}_is_largest = Equal({logit}, {result}_logit)
@@ -272,12 +236,8 @@ def largest_pair(logit: str, key: str, bias: str, result: str) -> str:
 
 
 def guarded_division(exact: str) -> str:
-    """Define ``mean``: the quotient of ``numerator`` and ``denominator`` if no term was lost.
-
-    Args:
-        exact: statements that define ``exact_mean``; they run only if a
-            denominator is too small for the sums to be trusted.
-    """
+    """Define ``mean``: ``numerator / denominator``, or ``exact_mean`` of ``exact``."""
+    # The exact form runs only if a denominator is too small for the sums to be trusted.
     return f"""
         smallest = ReduceMin <keepdims = 0> (denominator)
         threshold = Constant <value_float: float = {SMALLEST_DENOMINATOR}> ()

@@ -1,30 +1,30 @@
-"""Portable bodies: every custom operator of a model as a function of standard operators."""
+"""Portable bodies of the operators in a model, and the names by which fused kernels replace them.
+
+A body is a function of standard operators. A runtime chooses a kernel by the name of a node. A node
+that the kernel takes gets the name of its operator. A node that it does not take gets another name,
+that of a copy of its function, so the runtime runs its portable body.
+"""
 
 from collections import Counter, defaultdict
 
 import onnx
 import onnx.inliner
 
-from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION, opset_of
-from aftexport.operators.registry import ALL_OPERATORS
+from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION, operator_name, opset_of
+from aftexport.operators.registry import ALL_OPERATORS, operator_of
 
 _Form = tuple[tuple[str, ...], tuple[str, ...]]
 """The settings of a node and its optional inputs."""
 
 
 def attach_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Add a portable body for every custom operator in ``model``, one function per form.
-
-    Nodes that call a function of the model keep its body.
-
-    A function can branch neither on an attribute nor on the presence of an input. If nodes of one
-    operator differ in a setting or in their optional inputs, the most common form has the name of
-    the operator. Nodes of other forms call functions whose names add the form to it. A session
-    with kernels gives them the name of the operator; see ``kernel_forms.choose_kernels``.
-
-    The field ``overload`` of ONNX cannot distinguish the forms: ONNX Runtime 1.23 and the evaluator
-    of onnx 1.23 choose a function by its name only.
-    """
+    """Add a portable body for every custom operator in ``model``, one function per form."""
+    # A function can branch neither on an attribute nor on the presence of an input. If nodes of one
+    # operator differ in a setting or in their optional inputs, the most common form has the name of
+    # the operator. Nodes of other forms call functions whose names add the form to it. A session
+    # with kernels gives them the name of the operator; see choose_kernels. The field
+    # overload of ONNX cannot distinguish the forms: ONNX Runtime 1.23 and the evaluator of onnx
+    # 1.23 choose a function by its name only.
     opset = opset_of(model)
     have = {f.name for f in model.functions if f.domain == DOMAIN}
     nodes = [n for n in model.graph.node if n.domain == DOMAIN and n.op_type not in have]
@@ -55,14 +55,9 @@ def attach_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def inline_partial_calls(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Inline the bodies of operators whose nodes leave out an input before another one.
-
-    The parser of TensorRT refuses a call of a function with such an input, and no TensorRT plugin
-    has optional inputs.
-
-    Returns:
-        The model with standard operators in place of these nodes; ``model`` if there are none.
-    """
+    """Inline the bodies of operators whose nodes leave out an input before another one."""
+    # The parser of TensorRT refuses a call of a function with such an input, and no TensorRT plugin
+    # has optional inputs.
     functions = {f.name for f in model.functions if f.domain == DOMAIN}
     partial = {n.op_type for n in model.graph.node if n.domain == DOMAIN and "" in n.input}
     called = sorted((DOMAIN, name) for name in partial & functions)
@@ -87,3 +82,42 @@ def _name(op_type: str, form: _Form) -> str:
     """Return the name of a form, unlike that of its operator."""
     settings, present = form
     return "_".join((op_type, *settings, *present))
+
+
+_SUFFIX = "Portable"
+
+
+def takes_form(library: str, node: onnx.NodeProto) -> bool:
+    """Return whether the kernels of a library of ``aftplugins.RUNTIMES`` take our node."""
+    operator = operator_of(node.op_type)
+    if operator is None:
+        return True
+    if library not in operator.libraries:
+        return False
+    return library == "onnxruntime" or not operator.cpu_only_parts(node)
+
+
+def choose_kernels(model: onnx.ModelProto, library: str) -> bool:
+    """Give the nodes that a library's kernels take their operator's name; tell if any changed."""
+    functions = {f.name: f for f in model.functions if f.domain == DOMAIN}
+    copied: set[str] = set()
+    other_forms: set[str] = set()
+    for node in model.graph.node:
+        if node.domain != DOMAIN or node.op_type not in functions:
+            continue
+        name, is_known = operator_name(node.op_type), operator_of(node.op_type) is not None
+        if is_known and node.op_type != name and takes_form(library, node):
+            other_forms.add(name)
+            node.op_type = name
+        elif node.op_type == name and not takes_form(library, node):
+            copied.add(name)
+            node.op_type = name + _SUFFIX
+    for name in sorted(copied):
+        copy = model.functions.add()
+        copy.CopyFrom(functions[name])
+        copy.name += _SUFFIX
+    # Without a body, a runtime that lacks the kernel refuses the model, instead of running the body
+    # of the most common form.
+    for name in sorted(other_forms & functions.keys()):
+        model.functions.remove(functions[name])
+    return bool(copied or other_forms)

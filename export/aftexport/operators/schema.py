@@ -1,7 +1,8 @@
-"""An operator of the ``ai.aftexport`` domain in ONNX: its schema and its portable body."""
+"""The operators of the ``ai.aftexport`` domain in ONNX: schemas and portable bodies."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import onnx
@@ -22,14 +23,11 @@ _TENSOR_TYPES = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor
 
 @dataclass(frozen=True)
 class Attribute:
-    """An operator attribute.
+    """An operator attribute; ``choices`` marks a setting, whose value selects the body."""
 
-    ``choices`` marks a setting. Its value selects the body, because an ONNX
-    function cannot branch on an attribute.
-
-    The GPU kernels lack every value but the default of an ``is_cpu_only`` attribute, and the
-    choices of ``cpu_only_choices``. Calls of the torch op may leave an ``is_cpu_only`` one out.
-    """
+    # An ONNX function cannot branch on an attribute. The GPU kernels lack every value but the
+    # default of an is_cpu_only attribute, and the cpu_only_choices. Calls of the torch op may leave
+    # an is_cpu_only attribute out.
 
     name: str
     default: AttributeValue
@@ -41,43 +39,28 @@ class Attribute:
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxOperator:
-    """One operator of the ``ai.aftexport`` domain.
+    """One operator of the ``ai.aftexport`` domain."""
 
-    Attributes:
-        op_type: ONNX name, for example ``CausalAftLocal``.
-        inputs: names in order; those of ``INTEGER_INPUTS`` are int64.
-        shapes: the shape of each input, as axis names separated by spaces.
-        optional: the inputs that a node may leave out. Their presence selects the body,
-            because an ONNX function cannot branch on an input.
-        outputs: names in order; all floating-point.
-        exponents: the inputs to which an exponential is applied; their range decides the
-            numerical difficulty.
-        attributes: the attributes of the definition, in order.
-        kernel_attributes: settings of the kernel only; the definition, the body and the torch
-            op ignore them.
-        body: the function from settings to the portable body in ONNX textual syntax. If there are
-            optional inputs, it also takes the names of the ``present`` ones.
-        doc: formula and source.
-        ranges: the ranges of inputs in cases of the parity check; -1 to 1 for the others.
-        sizes: the function from attributes to the sizes of axes in cases of the parity check.
-        nonnegative: the function from attributes to the inputs with nonnegative columns in cases
-            of the parity check, and the first such column of each.
-        libraries: the kernel libraries that have the operator, see ``aftplugins.RUNTIMES``.
-    """
-
-    op_type: str
+    op_type: str  # the ONNX name, such as CausalAftLocal
     inputs: tuple[str, ...]
-    shapes: tuple[str, ...]
+    shapes: tuple[str, ...]  # of each input, as axis names separated by spaces
+    # the inputs to which an exponential is applied: their range is the difficulty
     exponents: tuple[str, ...]
     attributes: tuple[Attribute, ...]
+    # the function from settings, and the names of ``present`` optional inputs, to ONNX text
     body: Callable[..., str]
     doc: str
     outputs: tuple[str, ...] = ("output",)
-    kernel_attributes: tuple[Attribute, ...] = ()
+    kernel_attributes: tuple[Attribute, ...] = ()  # settings of the kernel only
+    # inputs that a node may leave out; their presence selects the body
     optional: tuple[str, ...] = ()
+    # The ranges of inputs in cases of the parity check, -1 to 1 for the others; and from
+    # attributes, the sizes of axes, and the inputs with nonnegative columns with the first such
+    # column of each.
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     sizes: Callable[[Mapping[str, Any]], dict[str, int]] = lambda _: {}
     nonnegative: Callable[[Mapping[str, Any]], Mapping[str, int]] = lambda _: {}
+    # the kernel libraries that have the operator, see ``aftplugins.RUNTIMES``
     libraries: tuple[str, ...] = ("onnxruntime", "onnxruntime_cuda", "tensorrt")
 
     @property
@@ -119,13 +102,10 @@ class OnnxOperator:
         present: Collection[str] = (),
         **form: Any,
     ) -> onnx.FunctionProto:
-        """Build the portable body as a model-local function in standard ops.
+        """Build the portable body as a model-local function in the standard ops of an opset.
 
-        Args:
-            settings: the value of each setting.
-            opset: the opset of the standard ops.
-            present: the inputs of the nodes that call the function; required ones may be left out.
-            form: arguments of the body that settings do not decide, such as ``arithmetic``.
+        ``settings`` has the value of each setting, ``present`` the inputs of the calling nodes, and
+        ``form`` arguments of the body that settings do not decide, such as ``arithmetic``.
         """
         own = (*self.attributes, *self.kernel_attributes)
         declared = {a.name: a.default for a in own} | dict(settings) | PLUGIN_ATTRIBUTES
@@ -210,3 +190,52 @@ KV_NUM_HEADS = Attribute(
     "i // (num_heads / kv_num_heads). 0: num_heads, and values as wide as keys.",
     is_cpu_only=True,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MechanismOperator(OnnxOperator):
+    """An operator of a mechanism, whose files have the name ``stem``."""
+
+    stem: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """A mechanism and its causal twin, each an operator in ONNX; see ``OnnxOperator``."""
+
+    op_type: str  # the name of the ONNX operator that is not causal
+    stem: str  # the mechanism's file name, such as aft_local
+    inputs: tuple[str, ...]  # lengths last
+    shapes: tuple[str, ...]
+    exponents: tuple[str, ...]
+    attributes: tuple[Attribute, ...]
+    body: Callable[..., str]  # a function of the attributes and ``causal``
+    doc: str
+    kernel_attributes: tuple[Attribute, ...] = ()
+    optional: tuple[str, ...] = ()  # inputs that only the operator that is not causal has
+    sizes: Callable[[Mapping[str, Any]], dict[str, int]] = lambda _: {}
+    nonnegative: Callable[[Mapping[str, Any]], Mapping[str, int]] = lambda _: {}
+
+    def register(self) -> tuple[MechanismOperator, MechanismOperator]:
+        """Register both operators in onnx, and return them."""
+        return self._register(causal=False), self._register(causal=True)
+
+    def _register(self, *, causal: bool) -> MechanismOperator:
+        twin = " Causal: only keys up to the query's own position count." if causal else ""
+        kept = [i for i, name in enumerate(self.inputs) if not (causal and name in self.optional)]
+        operator = MechanismOperator(
+            op_type=f"Causal{self.op_type}" if causal else self.op_type,
+            inputs=tuple(self.inputs[i] for i in kept),
+            shapes=tuple(self.shapes[i] for i in kept),
+            optional=() if causal else self.optional,
+            sizes=self.sizes,
+            nonnegative=self.nonnegative,
+            exponents=self.exponents,
+            attributes=self.attributes,
+            kernel_attributes=self.kernel_attributes,
+            body=partial(self.body, causal=causal),
+            doc=self.doc + twin,
+            stem=self.stem,
+        )
+        onnx.defs.register_schema(operator.schema())
+        return operator

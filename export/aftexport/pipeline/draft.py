@@ -13,7 +13,7 @@ from aftexport.bundle.bundle import CHUNKED, TOKENIZER, Bundle, write_golden
 from aftexport.bundle.features import Features
 from aftexport.bundle.manifest import Manifest
 from aftexport.chunked.archive import write_chunked
-from aftexport.chunked.token_kinds import NotChunkable
+from aftexport.chunked.token_flow import NotChunkable
 from aftexport.engines import onnxruntime as ort
 from aftexport.heads import Head
 from aftexport.lowering.evidence import Explainable

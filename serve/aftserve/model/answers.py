@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.manifest import Manifest
-from aftexport.chunked.spill import storing
+from aftexport.chunked.document import storing
 from aftexport.errors import EngineError
 from aftexport.heads import Answer as HeadAnswer
 from aftexport.heads import Head, TokenHead, TokenResult

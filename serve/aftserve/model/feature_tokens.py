@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.features import Features
-from aftexport.chunked.spill import Rows
+from aftexport.chunked.document import Rows
 from aftexport.errors import InputError
 from aftserve.errors import BusyError
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.bundle import Bundle
-from aftexport.chunked.spill import storing
+from aftexport.chunked.document import storing
 from aftexport.errors import UsageError
 from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 from aftexport.heads.token_head import Column, file_opener

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from aftexport.calibration.bands import band_masks, bins_of, calibration_error
-from aftexport.calibration.requirements import MIN_DOCUMENTS
+from aftexport.calibration.calibrate import band_masks, bins_of, calibration_error
+from aftexport.calibration.fit import MIN_DOCUMENTS
 
 
 @pytest.mark.parametrize("shift", [0.05, 0.1])

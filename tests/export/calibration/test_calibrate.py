@@ -6,8 +6,7 @@ from calibration_draws import ANY_LABELS, ONE_LABEL, TWO_LABELS, draw
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from aftexport.calibration.bands import bins_of
-from aftexport.calibration.calibrate import CalibratedHead, NoThresholdError, calibrate
+from aftexport.calibration.calibrate import CalibratedHead, NoThresholdError, bins_of, calibrate
 from aftexport.calibration.fit import Sample
 from aftexport.errors import UsageError
 from aftexport.heads import Head

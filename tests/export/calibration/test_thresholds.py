@@ -16,9 +16,9 @@ from aftexport.calibration.calibrate import (
     ordered_thresholds,
     upper_bound,
 )
-from aftexport.calibration.fit import Sample
-from aftexport.calibration.requirements import (
+from aftexport.calibration.fit import (
     MIN_DOCUMENTS,
+    Sample,
     documents_for,
     documents_without_error,
     fit_count,

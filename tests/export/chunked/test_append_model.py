@@ -9,14 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling import any_case, fewer, part_of
-from token_models import Encoded, Outputs, TopicAndTags, document
+from token_models import Chunks, Encoded, Outputs, TopicAndTags, document
 from torch import Tensor, nn
 
 from aftexport.bundle.bundle import CHUNKED
 from aftexport.bundle.chunked_plan import ChunkedStage
 from aftexport.capture.capture import capture
-from aftexport.chunked.append_model import AppendModel
-from aftexport.chunked.append_plan import NotAppendable
+from aftexport.chunked.append_model import AppendModel, NotAppendable
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.document import FIRST_POSITION, LEFT_STATE
 from aftexport.chunked.document_state import DocumentState
@@ -25,7 +24,7 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn.classifier import AttentionPooling
-from aftexport.nn.encoder_config import RECURRENT_LAYERS
+from aftexport.nn.config import RECURRENT_LAYERS
 from aftexport.parity import TOLERANCES
 from aftexport.system.contract import LENGTHS
 
@@ -71,15 +70,14 @@ class Appendable:
         module: nn.Module,
         folder: Path,
         *,
-        chunk_tokens: int = 50,
+        max_run_tokens: int = 50,
         max_tokens: int | None = None,
     ) -> None:
-        path = folder / CHUNKED
-        program = capture(module, max_tokens=max_tokens)
-        self.plan = write_chunked(path, lower(program), precision="fp32")
-        archive = OpenedArchive(path, threads=1, fused=True)
-        self.model = AppendModel(archive, self.plan, "the bundle", chunk_tokens=chunk_tokens)
-        self._truth = module.double()
+        self._chunks = Chunks(module, folder, max_tokens=max_tokens)
+        self.plan = self._chunks.plan
+        archive = OpenedArchive(self._chunks.path, threads=1, fused=True)
+        self.model = AppendModel(archive, self.plan, "the bundle")
+        self.model.max_run_tokens = max_run_tokens
 
     def append(self, ids: np.ndarray, sizes: Sequence[int]) -> DocumentState:
         """Append a document in pieces, compare every answer, and return the last state."""
@@ -96,12 +94,10 @@ class Appendable:
 
     def check(self, found: dict[str, np.ndarray], ids: np.ndarray, new: int) -> None:
         """Compare outputs with those of the whole document; of tokens only the new ones."""
-        with torch.inference_mode():
-            expected = self._truth(torch.from_numpy(ids)[None], torch.tensor([ids.size]))
+        expected = self._chunks.expected(ids)
         assert found.keys() == expected.keys()
         for name, array in found.items():
-            truth = expected[name].numpy()
-            truth = truth[:, -new:] if truth.ndim == 3 else truth
+            truth = expected[name][:, -new:] if expected[name].ndim == 3 else expected[name]
             assert array.shape == truth.shape
             error = np.abs(array - truth).max() / max(1.0, np.abs(truth).max())
             assert error <= BOUND, (name, ids.size, new)
@@ -227,7 +223,7 @@ def test_position_biases_count_on(tmp_path: Path) -> None:
     with torch.no_grad():
         for layer in module.encoder.layers:
             layer.attention.row_factor.mul_(30)
-    appendable = Appendable(module, tmp_path, chunk_tokens=9, max_tokens=64)
+    appendable = Appendable(module, tmp_path, max_run_tokens=9, max_tokens=64)
     appendable.append(document(64), [1, 1, 2, 3, 20, 1, 30, 6])
 
 
@@ -255,5 +251,5 @@ class FirstRows(LearnedPositions):
 @pytest.mark.parametrize("module", [FirstRows, LearnedPositions])
 def test_learned_positions_count_on(module: type[LearnedPositions], tmp_path: Path) -> None:
     model = module("aft_conv", causal=True, window=WINDOW, depth=1)
-    appendable = Appendable(model, tmp_path, chunk_tokens=9, max_tokens=64)
+    appendable = Appendable(model, tmp_path, max_run_tokens=9, max_tokens=64)
     appendable.append(document(64), [1, 1, 2, 3, 20, 1, 30, 6])

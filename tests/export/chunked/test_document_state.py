@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling import fewer
 
+from aftexport.chunked.document import Level
 from aftexport.chunked.document_state import (
     BASE_TOKENS,
     MAX_LEVELS,
-    Level,
     TokenDigest,
     with_summary,
 )

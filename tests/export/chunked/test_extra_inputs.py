@@ -17,7 +17,7 @@ from aftexport.capture.model_spec import InputSpec
 from aftexport.capture.reference_module import ReferenceModule
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.chunked.token_kinds import NotChunkable
+from aftexport.chunked.token_flow import NotChunkable
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.engines.torch import TorchEngine
 from aftexport.extra_inputs import parse_inputs, sample_values

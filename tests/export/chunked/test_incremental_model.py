@@ -18,9 +18,8 @@ from token_models import document
 
 import aftexport
 from aftexport.bundle.bundle import MANIFEST, Bundle, write_manifest
-from aftexport.chunked.document_state import DocumentState
+from aftexport.chunked.document_state import VERSION, DocumentState
 from aftexport.chunked.incremental_model import IncrementalModel, append_problem
-from aftexport.chunked.state_bytes import VERSION
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import InputError, UsageError
 from aftexport.extra_inputs import ExtraInput

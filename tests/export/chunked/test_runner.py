@@ -18,15 +18,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling import fewer, part_of
+from token_models import Chunks
 from torch import Tensor
 
 from aftexport.bench.benchmark import peak_mib
 from aftexport.bundle.bundle import CHUNKED, Bundle
-from aftexport.bundle.chunked_plan import ChunkedPlan
 from aftexport.capture.capture import capture
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.chunked.token_kinds import NotChunkable
+from aftexport.chunked.token_flow import NotChunkable
 from aftexport.errors import EngineError, InputError
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier
@@ -36,35 +36,21 @@ MECHANISMS = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fas
               "linear_attention")  # fmt: skip
 
 
-class Chunkable:
-    """A model of two layers, in float64 and in chunks."""
-
-    def __init__(self, mechanism: str, causal: bool, folder: Path) -> None:
-        torch.manual_seed(1)
-        settings = {
-            "mechanism": mechanism,
-            "causal": causal,
-            "depth": 2,
-            "window": 4,
-            "pooling": "attention" if causal else "mean",
-        }
-        model = DocumentClassifier(ClassifierConfig(**tiny_models.CONFIG | settings)).eval()
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.mul_(1.5)
-        self.path = folder / CHUNKED
-        self.plan: ChunkedPlan = write_chunked(self.path, lower(capture(model)), precision="fp32")
-        self.truth = model.double()
-
-    def error(self, ids: np.ndarray, *, chunk_tokens: int, fused: bool = True) -> float:
-        with torch.inference_mode():
-            expected = self.truth(torch.from_numpy(ids)[None], torch.tensor([ids.size])).numpy()
-        model = ChunkedModel(
-            self.path, self.plan, threads=1, chunk_tokens=chunk_tokens, fused=fused
-        )
-        found = model.run(ids)["logits"]
-        assert found.shape == expected.shape
-        return float(np.abs(found - expected).max() / max(1.0, np.abs(expected).max()))
+def classifier(mechanism: str, causal: bool) -> DocumentClassifier:
+    """Return a model of two layers."""
+    torch.manual_seed(1)
+    settings = {
+        "mechanism": mechanism,
+        "causal": causal,
+        "depth": 2,
+        "window": 4,
+        "pooling": "attention" if causal else "mean",
+    }
+    model = DocumentClassifier(ClassifierConfig(**tiny_models.CONFIG | settings)).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.5)
+    return model
 
 
 @pytest.fixture(
@@ -72,10 +58,8 @@ class Chunkable:
     params=part_of([(m, c) for m in MECHANISMS for c in (False, True)], lambda p: (str(p), {*p})),
     ids=lambda p: f"{'causal ' if p[1] else ''}{p[0]}",
 )
-def chunkable(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Chunkable:
-    return Chunkable(*request.param, tmp_path_factory.mktemp("chunked"))
+def chunks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Chunks:
+    return Chunks(classifier(*request.param), tmp_path_factory.mktemp("chunked"))
 
 
 @given(
@@ -86,40 +70,39 @@ def chunkable(
 )
 @settings(max_examples=fewer(8, 0.12), deadline=None)
 def test_any_length_runs_in_any_chunks(
-    chunkable: Chunkable, tokens: int, chunk_tokens: int, repeated: bool, fused: bool
+    chunks: Chunks, tokens: int, chunk_tokens: int, repeated: bool, fused: bool
 ) -> None:
     random = np.random.default_rng(tokens)
     ids = np.full(tokens, 7) if repeated else random.integers(0, tiny_models.VOCABULARY, tokens)
-    error = chunkable.error(ids, chunk_tokens=chunk_tokens, fused=fused)
-    assert error <= TOLERANCES["fp32"].bound
+    chunks.check(ids, chunk_tokens, fused=fused)
 
 
 @pytest.mark.table(keep=0.25)
 @pytest.mark.parametrize("tokens", [1, 31, 32, 33, 65, 96])
-def test_at_the_edges_of_chunks(chunkable: Chunkable, tokens: int) -> None:
+def test_at_the_edges_of_chunks(chunks: Chunks, tokens: int) -> None:
     ids = np.arange(tokens) * 37 % tiny_models.VOCABULARY
-    assert chunkable.error(ids, chunk_tokens=32) <= TOLERANCES["fp32"].bound
+    chunks.check(ids, 32)
 
 
 @pytest.mark.table(keep=0.25)
 @pytest.mark.parametrize("tokens", [20, 65, 200])
-def test_parts_are_counted(chunkable: Chunkable, tokens: int) -> None:
-    model = ChunkedModel(chunkable.path, chunkable.plan, threads=1, chunk_tokens=32)
+def test_parts_are_counted(chunks: Chunks, tokens: int) -> None:
+    model = chunks.model(32)
     stops = sum(1 for _ in model.parts(np.arange(tokens)))
     assert model.count(tokens) == stops + 1
 
 
 @pytest.mark.table(keep=0.25)
 @pytest.mark.parametrize("tokens", [1, 32, 65, 200])
-def test_what_each_token_adds(chunkable: Chunkable, tokens: int) -> None:
-    model, ids = chunkable.truth, np.arange(tokens) * 37 % tiny_models.VOCABULARY
-    assert chunkable.plan.evidence == (model.config.pooling == "mean")
-    if not chunkable.plan.evidence:
+def test_what_each_token_adds(chunks: Chunks, tokens: int) -> None:
+    model, ids = chunks.truth, np.arange(tokens) * 37 % tiny_models.VOCABULARY
+    assert chunks.plan.evidence == (model.config.pooling == "mean")
+    if not chunks.plan.evidence:
         return
     with torch.inference_mode():
         x = model.encoder(model.embedding(torch.from_numpy(ids)[None]), torch.tensor([tokens]))
         added = x[0] @ model.head.weight.T / tokens
-    chunked = ChunkedModel(chunkable.path, chunkable.plan, threads=1, chunk_tokens=32)
+    chunked = chunks.model(32)
     stops = sum(1 for _ in chunked.parts(ids, evidence=True))
     assert chunked.count(tokens, evidence=True) == stops + 1
     found = chunked.run(ids, evidence=True)
@@ -151,18 +134,16 @@ class MeanOfTokens(torch.nn.Module):
 def test_mean_of_tokens_equals_document_mean(keepdim: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = MeanOfTokens(keepdim).eval()
-    plan = write_chunked(tmp_path / CHUNKED, lower(capture(module)), precision="fp32")
-    model = ChunkedModel(tmp_path / CHUNKED, plan, threads=1, chunk_tokens=32)
+    chunks = Chunks(module, tmp_path)
+    assert chunks.plan.evidence != keepdim
     for tokens in (1, 65, 200):
         ids = np.arange(tokens) * 37 % tiny_models.VOCABULARY
-        with torch.inference_mode():
-            expected = module.double()(torch.from_numpy(ids)[None], torch.tensor([tokens]))
-        found = model.run(ids, evidence=plan.evidence)
-        assert np.abs(found["logits"] - expected.numpy()).max() <= TOLERANCES["fp32"].bound
-        assert plan.evidence != keepdim
-        if plan.evidence:
-            added = found["evidence"].sum() + module.head.bias[expected.argmax()].item()
-            assert added == pytest.approx(expected.max().item(), abs=TOLERANCES["fp32"].bound)
+        chunks.check(ids, 32)
+        if chunks.plan.evidence:
+            found, expected = chunks.model(32).run(ids, evidence=True), chunks.expected(ids)
+            label = expected["logits"].argmax()
+            added = found["evidence"].sum() + module.head.bias[label].item()
+            assert added == pytest.approx(expected["logits"].max(), abs=TOLERANCES["fp32"].bound)
 
 
 class MeanOfCountedTokens(MeanOfTokens):
@@ -176,14 +157,8 @@ class MeanOfCountedTokens(MeanOfTokens):
 
 def test_mean_may_divide_by_mask_sum(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    module = MeanOfCountedTokens(False).eval()
-    plan = write_chunked(tmp_path / CHUNKED, lower(capture(module)), precision="fp32")
     ids = np.arange(200) * 37 % tiny_models.VOCABULARY
-    with torch.inference_mode():
-        expected = module.double()(torch.from_numpy(ids)[None], torch.tensor([ids.size]))
-    model = ChunkedModel(tmp_path / CHUNKED, plan, threads=1, chunk_tokens=32)
-    error = np.abs(model.run(ids)["logits"] - expected.numpy()).max()
-    assert error <= TOLERANCES["fp32"].bound
+    Chunks(MeanOfCountedTokens(False).eval(), tmp_path).check(ids, 32)
 
 
 class WeightsByChannel(MeanOfTokens):
@@ -218,9 +193,9 @@ def test_model_without_summary_is_refused(module: type[MeanOfTokens], tmp_path: 
         write_chunked(tmp_path / CHUNKED, lower(capture(module(False))), precision="fp32")
 
 
-def test_every_token_counts(chunkable: Chunkable) -> None:
+def test_every_token_counts(chunks: Chunks) -> None:
     ids = np.arange(200) % 50
-    model = ChunkedModel(chunkable.path, chunkable.plan, threads=1, chunk_tokens=32)
+    model = chunks.model(32)
     before = model.run(ids)["logits"]
     for place in (0, 100, 199):
         changed = ids.copy()

@@ -1,4 +1,4 @@
-"""A few keys and values stand for a set of them, for any attention and any numbers."""
+"""A few keys and values stand for a set of them, for any attention, numbers and length."""
 
 import numpy as np
 import onnx
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sampling import fewer
 
 from aftexport.chunked.summaries import DOMAIN, summary, window_of
-from aftexport.chunked.token_kinds import NotChunkable
+from aftexport.chunked.token_flow import NotChunkable
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.operators.numerics import MASKED
 from aftexport.operators.torch_ops import OPERATORS
@@ -183,3 +183,32 @@ def test_operator_without_summary_is_named() -> None:
         shared = onnx.helper.make_node("EfficientAttention", inputs, ["y"], **attributes)
         with pytest.raises(NotChunkable, match="of its own for its keys"):
             window_of(ir.from_proto(shared), False, None)
+
+
+MANY_TOKENS = 1_048_576
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_million_equal_tokens_have_exact_summary(name: str) -> None:
+    random = np.random.default_rng(0)
+    width = HEADS if name in WITH_HEADS else DIM
+    key = np.abs(random.normal(size=(1, 1, width))).astype(np.float32)
+    value = random.normal(size=(1, 1, DIM)).astype(np.float32)
+    one = SUMMARIZERS[name].run({"key": key, "value": value})
+    few = SUMMARIZERS[name].run(
+        {"key": np.repeat(key, MANY_TOKENS, 1), "value": np.repeat(value, MANY_TOKENS, 1)}
+    )
+    np.testing.assert_allclose(few["few_values"], one["few_values"], rtol=1e-4)
+    counted = np.isfinite(one["few_keys"])
+    assert np.array_equal(np.isfinite(few["few_keys"]), counted)
+    found, before = (f["few_keys"][counted].astype(np.float64) for f in (few, one))
+    if name.startswith("NormalizedLinearAttention"):
+        # An inverse of the sum of features: elu's is the sum less one, that of others the sum.
+        plus = 1 if SETTINGS[name]["feature_map"] == "elu" else 0
+        is_zero = before == -plus  # the other channels of identity
+        assert np.array_equal(found[is_zero], before[is_zero])
+        counts = (found + plus)[~is_zero] / (before + plus)[~is_zero]
+        assert counts.size >= DIM
+    else:
+        counts = np.exp(found - before)
+    np.testing.assert_allclose(counts, MANY_TOKENS, rtol=1e-4)

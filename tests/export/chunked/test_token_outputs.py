@@ -1,11 +1,11 @@
-"""Outputs per token of a document in chunks equal those of the whole document."""
+"""Outputs per token in chunks equal those of the whole document, in bounded memory."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import token_models
 import torch
 from sampling import part_of
 from token_models import (
@@ -18,11 +18,13 @@ from token_models import (
     TopicAndTags,
     document,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
+from aftexport.bench.benchmark import peak_mib
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.chunked.token_kinds import NotChunkable
+from aftexport.chunked.token_flow import NotChunkable
 from aftexport.errors import EngineError, StorageError, UsageError
+from aftexport.nn.config import RECURRENT_LAYERS
 
 MECHANISMS = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fastformer",
               "linear_attention")  # fmt: skip
@@ -44,140 +46,121 @@ def test_tokens_equal_whole_document(mechanism: Chunks, tokens: int, chunk_token
     mechanism.check(document(tokens), chunk_tokens)
 
 
-class EarlyTagsAndVectors(TopicAndTags):
-    """Labels from the first layer, the last layer's vectors, and labels of the document."""
+Compute = Callable[[Any, Tensor, Tensor], Outputs]
+"""The outputs of a model, from the encoded tokens and the lengths."""
 
-    def encoded(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+
+class EarlyLayer(TopicAndTags):
+    """Keeps the tokens after the first layer."""
+
+    def encoded(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
         x = self.embedding(input_ids)
         self.early = self.encoder.layers[0](x, lengths)
         return self.encoder.layers[1](self.early, lengths)
-
-    def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
-        vectors = torch.nn.functional.normalize(x, dim=-1)
-        topic = self.topic(self.pooling(x, lengths))
-        return {"early": self.tags(self.early), "vectors": vectors, "topic": topic}
-
-
-class HiddenLayers(EarlyTagsAndVectors):
-    """Both layers as they are."""
-
-    def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
-        return {"first": self.early, "second": x}
 
 
 class OnlyEmbeddings(TopicAndTags):
     """No attention."""
 
-    def encoded(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def encoded(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
         return self.embedding(input_ids)
 
 
-class GatedByDocument(TopicAndTags):
-    """Multiplies each token by a gate of the document."""
-
-    def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
-        pooled = self.pooling(x, lengths)
-        tags = self.tags(x * torch.sigmoid(pooled)[:, None])
-        return {"topic": self.topic(pooled), "tags": tags}
-
-
-class BesideDocument(TopicAndTags):
-    """Repeats the document beside each token."""
+class WideTags(TopicAndTags):
+    """Tags of the document beside each token."""
 
     def build(self, dim: int) -> None:
         super().build(dim)
         self.tags = torch.nn.Linear(2 * dim, 9)
 
-    def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
-        pooled = self.pooling(x, lengths)[:, None].expand(-1, x.shape[1], -1)
-        return {"tags": self.tags(torch.cat([x, pooled], 2))}
+
+def early_tags(m: Any, x: Tensor, lengths: Tensor) -> Outputs:
+    vectors = torch.nn.functional.normalize(x, dim=-1)
+    topic = m.topic(m.pooling(x, lengths))
+    return {"early": m.tags(m.early), "vectors": vectors, "topic": topic}
 
 
-class FilledByDocument(TopicAndTags):
-    """Adds the document to a zero for each token."""
-
-    def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
-        zeros = torch.zeros(x.shape[0], x.shape[1], 1)
-        return {"tags": self.tags(zeros + self.pooling(x, lengths)[:, None])}
+def gated_by_document(m: Any, x: Tensor, lengths: Tensor) -> Outputs:
+    pooled = m.pooling(x, lengths)
+    return {"topic": m.topic(pooled), "tags": m.tags(x * torch.sigmoid(pooled)[:, None])}
 
 
-class PointsToTokens(TopicAndTags):
-    """Multiplies each token by the document's vector."""
-
-    def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
-        return {"pointer": x @ self.pooling(x, lengths)[:, :, None]}
+def beside_document(m: Any, x: Tensor, lengths: Tensor) -> Outputs:
+    pooled = m.pooling(x, lengths)[:, None].expand(-1, x.shape[1], -1)
+    return {"tags": m.tags(torch.cat([x, pooled], 2))}
 
 
-class RelativeToFirst(TopicAndTags):
-    """Subtracts the first token."""
-
-    def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
-        return {"tags": self.tags(x - x[:, 0].unsqueeze(1))}
+def filled_by_document(m: Any, x: Tensor, lengths: Tensor) -> Outputs:
+    zeros = torch.zeros(x.shape[0], x.shape[1], 1)
+    return {"tags": m.tags(zeros + m.pooling(x, lengths)[:, None])}
 
 
-class BelowMaximum(TopicAndTags):
-    """Returns the maximum over the tokens, and subtracts it from them."""
+def below_maximum(m: Any, x: Tensor, lengths: Tensor) -> Outputs:
+    padding = torch.arange(x.shape[1]) >= lengths[:, None]
+    maximum = x.masked_fill(padding[..., None], -1e9).amax(1, keepdim=True)
+    return {"maximum": maximum[:, 0], "below": x - maximum}
 
-    def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
-        padding = torch.arange(x.shape[1]) >= lengths[:, None]
-        maximum = x.masked_fill(padding[..., None], -1e9).amax(1, keepdim=True)
-        return {"maximum": maximum[:, 0], "below": x - maximum}
+
+def with_outputs(base: type[Encoded], compute: Compute) -> type[Encoded]:
+    return type(base.__name__, (base,), {"outputs": compute})
+
+
+MODELS: dict[str, type[Encoded]] = {
+    "attended": AttendedTopicAndTags,
+    "only embeddings": OnlyEmbeddings,
+    "early tags and vectors": with_outputs(EarlyLayer, early_tags),
+    "hidden layers": with_outputs(EarlyLayer, lambda m, x, _: {"first": m.early, "second": x}),
+    "gated by document": with_outputs(TopicAndTags, gated_by_document),
+    "beside document": with_outputs(WideTags, beside_document),
+    "filled by document": with_outputs(TopicAndTags, filled_by_document),
+    "pointers to tokens": with_outputs(
+        TopicAndTags, lambda m, x, lengths: {"pointer": x @ m.pooling(x, lengths)[:, :, None]}
+    ),
+    "relative to first": with_outputs(
+        TopicAndTags, lambda m, x, _: {"tags": m.tags(x - x[:, 0].unsqueeze(1))}
+    ),
+    "below maximum": with_outputs(TopicAndTags, below_maximum),
+}
 
 
 @pytest.mark.table(keep=0.5)
 @pytest.mark.parametrize("tokens", [1, 100])
-@pytest.mark.parametrize(
-    "module",
-    [
-        token_models.AttendedTopicAndTags, EarlyTagsAndVectors, HiddenLayers, OnlyEmbeddings,
-        GatedByDocument, BesideDocument, FilledByDocument, PointsToTokens, RelativeToFirst,
-        BelowMaximum,
-    ],
-)  # fmt: skip
-def test_any_place_of_output_equals_whole(
-    module: type[Encoded], tokens: int, tmp_path: Path
-) -> None:
-    Chunks(module("aft_local"), tmp_path).check(document(tokens), 31)
+@pytest.mark.parametrize("name", MODELS)
+def test_any_place_of_output_equals_whole(name: str, tokens: int, tmp_path: Path) -> None:
+    Chunks(MODELS[name]("aft_local"), tmp_path).check(document(tokens), 31)
 
 
 class Centered(Tagger):
     """Attends to tokens less their mean."""
 
-    def encoded(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def encoded(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
         x = self.embedding(input_ids)
         return self.encoder(x - x.mean(1, keepdim=True), lengths)
-
-
-class PooledTwice(Tagger):
-    """Pools tokens less their mean."""
-
-    def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
-        return {"tags": self.tags((x - x.mean(1, keepdim=True)).amax(1))}
-
-
-class NormalizedOverTokens(Tagger):
-    def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
-        return {"tags": torch.nn.functional.normalize(x, dim=1)}
-
-
-class ScaledByLength(Tagger):
-    def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
-        return {"tags": self.tags(x) / x.shape[1]}
 
 
 class SoftmaxAttended(Tagger):
     """Positions, which are refused first, and a softmax attention."""
 
-    def encoded(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def encoded(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
         x = self.embedding(input_ids) + torch.arange(input_ids.shape[1])[:, None] / 10
         return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
 
 
-class OneNumber(Tagger):
-    """One number per token without an axis for it."""
+def pooled_twice(m: Any, x: Tensor, _: Tensor) -> Outputs:
+    return {"tags": m.tags((x - x.mean(1, keepdim=True)).amax(1))}
 
-    def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
-        return {"tags": self.tags(x)[..., 0]}
+
+def normalized_over_tokens(m: Any, x: Tensor, _: Tensor) -> Outputs:
+    return {"tags": torch.nn.functional.normalize(x, dim=1)}
+
+
+def scaled_by_length(m: Any, x: Tensor, _: Tensor) -> Outputs:
+    return {"tags": m.tags(x) / x.shape[1]}
+
+
+def one_number(m: Any, x: Tensor, _: Tensor) -> Outputs:
+    """Return one number per token without an axis for it."""
+    return {"tags": m.tags(x)[..., 0]}
 
 
 @pytest.mark.table(keep=0.4, by=lambda module, reason: reason)
@@ -185,23 +168,16 @@ class OneNumber(Tagger):
     ("module", "reason"),
     [
         (Centered, "attends to tokens that depend on the pooled document"),
-        (PooledTwice, "brings the pooled document back to its tokens"),
-        (NormalizedOverTokens, "not known to act on each token"),
-        (ScaledByLength, "scales tokens by the document's length"),
+        (with_outputs(Tagger, pooled_twice), "brings the pooled document back to its tokens"),
+        (with_outputs(Tagger, normalized_over_tokens), "not known to act on each token"),
+        (with_outputs(Tagger, scaled_by_length), "scales tokens by the document's length"),
         (SoftmaxAttended, "its softmax attention needs the whole document; .* uses the positions"),
-        (OneNumber, "not known to act on each token"),
+        (with_outputs(Tagger, one_number), "not known to act on each token"),
     ],
 )
 def test_obstacle_to_tokens_is_named(module: type[Encoded], reason: str, tmp_path: Path) -> None:
     with pytest.raises(NotChunkable, match=reason):
         Chunks(module(), tmp_path)
-
-
-class MeanVector(TopicAndTags):
-    """The mean over the tokens is an output itself."""
-
-    def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
-        return {"embedding": x.mean(1)}
 
 
 class VectorsAndWeightedTopic(TopicAndTags):
@@ -211,12 +187,18 @@ class VectorsAndWeightedTopic(TopicAndTags):
         super().build(dim)
         self.score = torch.nn.Linear(dim, 1)
 
-    def outputs(self, x: torch.Tensor, lengths: torch.Tensor) -> token_models.Outputs:
+    def outputs(self, x: Tensor, lengths: Tensor) -> Outputs:
         weights = self.score(x).softmax(1)
         return {"vectors": x, "topic": self.topic((weights * x).sum(1))}
 
 
-@pytest.mark.parametrize("kind", [MeanVector, VectorsAndWeightedTopic])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        with_outputs(TopicAndTags, lambda m, x, _: {"embedding": x.mean(1)}),
+        VectorsAndWeightedTopic,
+    ],
+)
 def test_outputs_may_be_pooled_values(kind: type[TopicAndTags], tmp_path: Path) -> None:
     """The shapes of outputs are those of the graph's outputs, not of its inner values."""
     Chunks(kind("aft_simple"), tmp_path).check(document(50), 20)
@@ -312,15 +294,10 @@ def test_tagger_has_no_document_graphs(tagger: Chunks) -> None:
     assert tagger.plan.tokens == {"tags": 9}
 
 
-class Repeated(Tagger):
-    """Sixteen copies of each token, which no product computes."""
-
-    def outputs(self, x: Tensor, lengths: Tensor) -> Outputs:
-        return {"copies": torch.cat([x] * 16, -1)}
-
-
 def test_token_bytes_include_output_width(tagger: Chunks, tmp_path: Path) -> None:
-    copies = Chunks(Repeated(), tmp_path).plan
+    """Sixteen copies of each token are an output that no product computes."""
+    module = with_outputs(Tagger, lambda m, x, _: {"copies": torch.cat([x] * 16, -1)})
+    copies = Chunks(module(), tmp_path).plan
     assert copies.tokens == {"copies": 256}
     assert copies.token_bytes >= 2 * 4 * 256 > tagger.plan.token_bytes
 
@@ -365,3 +342,64 @@ def test_evidence_beside_outputs_per_token(chunks: Chunks) -> None:
     assert all(np.array_equal(found[name], without[name]) for name in without)
     stops = sum(1 for _ in model.parts(ids, evidence=True))
     assert model.count(TOKENS, evidence=True) == stops + 1
+
+
+LONG_MECHANISMS = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fastformer",
+              "linear_attention", *RECURRENT_LAYERS)  # fmt: skip
+MILLION = 1_000_000
+LABELS_MIB = MILLION * 9 * 4 / (1 << 20)
+
+
+@pytest.mark.table(keep=0.03, by=lambda mechanism, causal: mechanism in RECURRENT_LAYERS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mechanism", LONG_MECHANISMS)
+def test_65537_tokens_equal_whole(mechanism: str, causal: bool, tmp_path: Path) -> None:
+    Chunks(TopicAndTags(mechanism, causal=causal), tmp_path).check(document(65_537))
+
+
+def test_million_labels_within_budget(tmp_path: Path) -> None:
+    """Beside the joined labels, memory does not depend on the length."""
+    chunks = Chunks(Tagger(), tmp_path)
+    model, ids = chunks.model(), document(MILLION)
+    count = [0]
+
+    def add(rows: Array) -> None:
+        count[0] += rows.shape[1]
+
+    model.run(ids[:100_000])
+    in_blocks = peak_mib(lambda: model.run(ids, sinks={"tags": add}))
+    joined = peak_mib(lambda: model.run(ids))
+    if in_blocks is None or joined is None:
+        pytest.skip("the kernel keeps no count of the highest resident memory")
+    assert count == [MILLION]
+    assert in_blocks < 32
+    assert joined < 32 + LABELS_MIB < 512
+
+
+class Wide(Encoded):
+    """A vector of 768 numbers for each token."""
+
+    def build(self, dim: int) -> None:
+        self.wide = nn.Linear(dim, 768)
+
+    def outputs(self, x: Tensor, lengths: Tensor) -> Outputs:
+        return {"vectors": self.wide(x)}
+
+
+def test_wide_output_streams_to_file(tmp_path: Path) -> None:
+    chunks, path = Chunks(Wide(), tmp_path), tmp_path / "vectors"
+    model, ids = chunks.model(), document(65_537)
+
+    def write(tokens: int) -> None:
+        with path.open("wb") as file:
+            model.run(ids[:tokens], sinks={"vectors": lambda rows: file.write(rows.tobytes())})
+
+    write(20_000)
+    short, long = peak_mib(lambda: write(20_000)), peak_mib(lambda: write(ids.size))
+    if short is None or long is None:
+        pytest.skip("the kernel keeps no count of the highest resident memory")
+    assert long < short + 16  # the file has 192 MiB
+    found = np.memmap(path, np.float32, "r", shape=(ids.size, 768))
+    truth = chunks.expected(ids)["vectors"][0]
+    assert np.abs(found - truth).max() <= 1e-4 * np.abs(truth).max()
+    path.unlink()

@@ -157,14 +157,17 @@ def test_command_needs_scipy_but_no_torch(bundle_copy: Path, data: Path, tmp_pat
     assert Bundle.open(bundle_copy).manifest.calibration is not None
 
 
-def test_long_documents_run_in_chunks(bundle_folder: Path, tmp_path: Path) -> None:
+def test_long_documents_run_in_chunks(
+    bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A budget of 1 MiB runs every document in chunks, with the same logits."""
     bundle = Bundle.open(bundle_folder)
     long = [{"input_ids": [1 + i % 200] * 3000, "label": tiny_models.LABELS[i]} for i in range(3)]
     data = write_lines(tmp_path / "long.jsonl", long)
     found = read_labelled_documents(data, bundle.manifest, None)
     whole = run_documents(bundle, found, progress=lambda *_: None)["logits"]
-    chunks = run_documents(bundle, found, progress=lambda *_: None, memory_budget=1 << 20)["logits"]
+    monkeypatch.setattr("aftexport.calibration.data.MEMORY_BUDGET", 1 << 20)
+    chunks = run_documents(bundle, found, progress=lambda *_: None)["logits"]
     np.testing.assert_allclose(chunks.logits, whole.logits, rtol=0, atol=1e-4)
     assert (chunks.logits != whole.logits).any()
     assert whole.tokens.tolist() == [3000] * 3

@@ -20,7 +20,7 @@ from aftexport.lowering.evidence import NoEvidence, add_evidence
 from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.nn.encoder_config import MECHANISM_LAYERS
+from aftexport.nn.config import MECHANISM_LAYERS
 from aftexport.parity.run_cases import verify
 from aftexport.pipeline.export import export
 from aftexport.system.contract import EVIDENCE

@@ -26,7 +26,7 @@ from aftexport.lowering.file_format import OPSETS
 from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import _table, lower, shared_table
 from aftexport.nn import LAYERS, ClassifierConfig, DocumentClassifier
-from aftexport.nn.encoder_config import RECURRENT_LAYERS
+from aftexport.nn.config import RECURRENT_LAYERS
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, operator_name, operators_in
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.operators.registry import ALL_OPERATORS

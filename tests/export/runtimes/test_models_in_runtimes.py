@@ -18,7 +18,7 @@ from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.nn.encoder_config import RECURRENT_LAYERS
+from aftexport.nn.config import RECURRENT_LAYERS
 from aftexport.parity import TOLERANCES
 from aftexport.system.contract import EVIDENCE, EXPLAINED
 

@@ -26,7 +26,7 @@ from aftexport.deploy.build_engine import build, wanted_here
 from aftexport.engines.tensorrt.settings import MAX_BATCH
 from aftexport.errors import UsageError
 from aftexport.heads import Head
-from aftexport.operators.kernel_forms import choose_kernels
+from aftexport.operators.portable_bodies import choose_kernels
 from aftexport.system.contract import FEATURES
 from aftexport.system.files import aside_folder, move_into_place
 from aftexport.system.onnx_files import MODEL, MODEL_DATA

@@ -27,7 +27,7 @@ from aftexport.engines.onnxruntime.sessions import (
 )
 from aftexport.errors import EngineError
 from aftexport.operators.domain import DOMAIN, operators_in
-from aftexport.operators.kernel_forms import choose_kernels
+from aftexport.operators.portable_bodies import choose_kernels
 from aftexport.system.contract import EXPLAINED, LENGTHS
 from aftexport.system.process import give_back
 

@@ -20,9 +20,7 @@ from aftexport.engines.cuda import missing_gpu
 from aftexport.engines.onnxruntime.package import VERSION, onnxruntime
 from aftexport.errors import EngineError
 from aftexport.operators.domain import DOMAIN, operator_name, opset_of
-from aftexport.operators.encoder import ARITHMETIC_OPERATORS
-from aftexport.operators.encoder.arithmetic import Arithmetic
-from aftexport.operators.encoder.layer_norm_feed_forward import LAYER_NORM_FEED_FORWARD
+from aftexport.operators.encoder import ARITHMETIC_OPERATORS, LAYER_NORM_FEED_FORWARD, Arithmetic
 from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.operators.schema import OnnxOperator
 from aftexport.system.installation import install_command

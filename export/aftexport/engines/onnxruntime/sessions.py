@@ -14,7 +14,7 @@ from aftexport.engines.onnxruntime.package import VERSION, native, onnxruntime
 from aftexport.engines.onnxruntime.providers import PROVIDERS, ExecutionProvider, Provider
 from aftexport.errors import EngineError, UsageError
 from aftexport.operators.domain import DOMAIN
-from aftexport.operators.kernel_forms import choose_kernels
+from aftexport.operators.portable_bodies import choose_kernels
 from aftexport.system.cores import usable_cores
 from aftexport.system.onnx_files import read_model, without_links
 

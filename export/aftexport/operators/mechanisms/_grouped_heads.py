@@ -14,10 +14,8 @@ _WIDTHS = 16, 8
 
 
 def sizes(attributes: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes of the axes of query, key and value; see ``OnnxOperator.sizes``.
-
-    Only with shared keys and values do the widths of key and value differ.
-    """
+    """Return the sizes of the axes of query, key and value; see ``OnnxOperator.sizes``."""
+    # Only with shared keys and values do the widths of key and value differ.
     heads = int(attributes["num_heads"])
     groups = int(attributes["kv_num_heads"]) or heads
     key, value = _WIDTHS if groups < heads else _WIDTHS[:1] * 2
@@ -25,11 +23,8 @@ def sizes(attributes: Mapping[str, Any]) -> dict[str, int]:
 
 
 def head_shapes() -> str:
-    """Define the Reshape targets of query, key and value.
-
-    ``head_shape`` is that of ``num_heads``, ``kv_head_shape`` that of the heads of key and value,
-    ``group_shape`` ``[0, 0, kv heads, heads of a group, -1]``.
-    """
+    """Define the Reshape targets ``head_shape``, ``kv_head_shape`` and ``group_shape``."""
+    # group_shape is [0, 0, kv heads, heads of a group, -1].
     return (
         text.head_shape()
         + """
@@ -61,12 +56,9 @@ def repeat_heads(name: str, result: str) -> str:
 
 
 def attend(queries: str, context: str, result: str) -> str:
-    """Multiply each query by the context of its group.
+    """Multiply queries ``[B, T, H * d]`` by contexts ``[B, kv heads, d, e]`` of their groups.
 
-    Args:
-        queries: name of ``[B, T, num_heads * d]``.
-        context: name of ``[B, kv heads, d, e]``.
-        result: name of the products ``[B, T, kv heads, heads of a group, e]``.
+    The products are ``[B, T, kv heads, heads of a group, e]``.
     """
     return f"""
         {result}_queries = Reshape({queries}, group_shape)
@@ -78,11 +70,9 @@ def attend(queries: str, context: str, result: str) -> str:
 
 
 def causal_product_body(query: str, key: str, value: str, result: str) -> str:
-    """Define ``result[t] = sum_{u<=t} (query[t] . key[u]) value[u]``, per head, linear in T.
-
-    The names belong to ``[B, T, H, *]`` tensors. Within blocks of 64 tokens the pairs are
-    multiplied out; earlier blocks enter through a running sum of key^T value.
-    """
+    """Define ``result[t] = sum_{u<=t} (query[t] . key[u]) value[u]``, ``[B, T, H, *]``."""
+    # Within blocks of 64 tokens the pairs are multiplied out; earlier blocks enter through a
+    # running sum of key^T value.
     lines = """
         block = Constant <value_ints = [64]> ()
         tokens_up = Add(tokens, block)

@@ -13,16 +13,15 @@ window of the positions ``t - left ... t - left + W - 1``.
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.mechanisms import _running_sums as running
 
 
 def exact_body(causal: bool) -> str:
     """Define ``exact_means``, ``[B, T, C, E]``, for any range of keys and biases.
 
-    Reads ``logits`` and ``values`` (4-d, padded keys masked), ``bias_rows``
-    ``[R, W, C or 1, 1]``, ``left``, ``width`` (int64 ``[1]``), ``log_eps`` and the common names.
-    It uses running sums before and after the window, and loops over the places of the window.
+    Reads ``logits`` and ``values`` (4-d, padded keys masked), ``bias_rows`` ``[R, W, C or 1, 1]``,
+    ``left``, ``width`` (int64 ``[1]``), ``log_eps`` and the common names.
     """
+    # Running sums before and after the window, and loops over the places of the window.
     sides = ("before",) if causal else ("before", "after")
     lines = text.constants(half=0.5) + sums.scan_cut("logits")
     lines += _before_body() + _sums_of("before_logits", "before_values", "before")
@@ -55,10 +54,8 @@ def _before_body() -> str:
 
 
 def _after_body() -> str:
-    """Define ``mirrored_logits`` and ``mirrored_values``, from the last token to the first.
-
-    At ``t`` they have the first token after its window. Sums run forwards only.
-    """
+    """Define ``mirrored_logits`` and ``_values``: at ``t`` the first token after its window."""
+    # They run from the last token to the first, because sums run forwards only.
     return """
         after_width = Sub(width, left)
         after_end = Add(tokens, after_width)
@@ -75,10 +72,8 @@ def _after_body() -> str:
 
 
 def _padded_windows_body() -> str:
-    """Define the keys and values around all windows, and the halves of the logits.
-
-    A position beyond the last row of ``half_bias_rows`` uses the last row.
-    """
+    """Define the keys and values around all windows, and the halves of the logits."""
+    # A position beyond the last row of half_bias_rows uses the last row.
     return """
         window_right = Sub(width, left)
         after_window = Sub(window_right, one_1d)
@@ -95,11 +90,9 @@ def _padded_windows_body() -> str:
 
 
 def _at_place(prefix: str, index: str) -> str:
-    """Define the keys and biases at one place of each window, ``[B, T, C, 1]``.
-
-    They are ``<prefix>_key`` and ``<prefix>_bias``; ``<prefix>_positions`` are those of the keys.
-    TensorRT-RTX 1.7 builds this Gather, but no Slice whose ends depend on the number of a loop.
-    """
+    """Define the keys and biases at one place of each window, ``[B, T, C, 1]``."""
+    # <prefix>_positions are those of the keys. TensorRT-RTX 1.7 builds this Gather, but no Slice
+    # whose ends depend on the number of a loop.
     return f"""
         {prefix}_positions = Add(positions, {index})
         {prefix}_key = Gather <axis = 1> (half_window_logits, {prefix}_positions)
@@ -109,10 +102,8 @@ def _at_place(prefix: str, index: str) -> str:
 
 
 def _best_pair_body() -> str:
-    """Define ``best_key_last`` and ``best_bias_last``: the halves of each window's largest logit.
-
-    Of equal logits the largest key counts, and then the largest bias. See ``numerics.biased_mean``.
-    """
+    """Define ``best_key_last`` and ``best_bias_last``, halves of each window's largest logit."""
+    # Of equal logits the largest key counts, and then the largest bias. See numerics.biased_mean.
     step = (
         _at_place("tried", "tried_place")
         + """
@@ -145,11 +136,9 @@ def _best_pair_body() -> str:
 
 
 def _sides_body(sides: tuple[str, ...]) -> str:
-    """Define the sums of the sides, and the pair of the largest logit of all.
-
-    ``sides_relative`` is the half of the sides' largest logit relative to that pair, and
-    ``sides_n`` and ``sides_d`` are relative to it.
-    """
+    """Define the sums of the sides, and the pair of the largest logit of all."""
+    # sides_relative is half of the sides' largest logit relative to that pair; sides_n and sides_d
+    # are relative to it.
     lines = "".join(f"{side}_logit = Mul({side}_m, half)\n" for side in sides)
     lines += f"""
         window_logit = Add(best_key_last, best_bias_last)
@@ -214,15 +203,12 @@ def _doubled_exponential(half: str, top: str, result: str) -> str:
 def _sums_of(logits: str, values: str, result: str) -> str:
     """Define the running sums ``<result>_m``, ``_n`` and ``_d`` by token, ``[B, T, C, *]``."""
     blocks = f"{result}_sums"
-    lines = running.running_sums(logits, blocks, rank=4, values=values)
-    return lines + "".join(running.tokens_of(f"{blocks}_{s}", f"{result}_{s}") for s in "mnd")
+    lines = sums.running_sums(logits, blocks, rank=4, values=values)
+    return lines + "".join(sums.tokens_of(f"{blocks}_{s}", f"{result}_{s}") for s in "mnd")
 
 
 def outside_body(causal: bool) -> str:
-    """Define ``outside``, ``[B, T, ...]``: the sums of ``pair_blocks`` beyond each window.
-
-    Reads ``pair_blocks`` of the cut ``sum``, ``left`` and ``width``.
-    """
+    """Define ``outside``: the sums of ``pair_blocks`` (cut ``sum``) beyond each window."""
     lines = sums.running_total("pair_blocks", "prefix")
     if causal:
         return (

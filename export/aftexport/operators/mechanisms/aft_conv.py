@@ -13,8 +13,7 @@ with exp(w) - 1 plus a sum over all keys, which is subject to cancellation; see
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
 from aftexport.operators.mechanisms import _windowed as windowed
-from aftexport.operators.mechanisms.mechanism import Mechanism
-from aftexport.operators.schema import DENOMINATOR_EPS, GATE, NUM_HEADS
+from aftexport.operators.schema import DENOMINATOR_EPS, GATE, NUM_HEADS, Mechanism
 
 
 def _body(*, gate: str, causal: bool) -> str:
@@ -92,7 +91,7 @@ def _inside_body() -> str:
     """
 
 
-AFT_CONV, CAUSAL_AFT_CONV = Mechanism(
+PAIR = Mechanism(
     op_type="AftConv",
     stem="aft_conv",
     inputs=("query", "key", "value", "filter", "lengths"),

@@ -10,8 +10,7 @@ outside the window have bias 0. Only the band of w is stored, never a T x T matr
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
 from aftexport.operators.mechanisms import _windowed as windowed
-from aftexport.operators.mechanisms.mechanism import Mechanism
-from aftexport.operators.schema import DENOMINATOR_EPS, GATE
+from aftexport.operators.schema import DENOMINATOR_EPS, GATE, Mechanism
 
 
 def _body(*, gate: str, causal: bool) -> str:
@@ -81,10 +80,8 @@ def _band_weights_body() -> str:
 
 
 def _diagonal_body() -> str:
-    """Define ``diagonal``, ``[blocks, block, context]``: the band's weights of each block.
-
-    ``_sums`` of ``torch_ops.aft_local`` explains how each row moves one column to the right.
-    """
+    """Define ``diagonal``, ``[blocks, block, context]``: the band's weights of each block."""
+    # _sums of torch_ops.aft_local explains how each row moves one column to the right.
     return """
         block = Max(width, smallest_block)
         context_plus = Add(block, width)
@@ -136,7 +133,7 @@ def _inside_body() -> str:
     )
 
 
-AFT_LOCAL, CAUSAL_AFT_LOCAL = Mechanism(
+PAIR = Mechanism(
     op_type="AftLocal",
     stem="aft_local",
     inputs=("query", "key", "value", "band", "lengths"),

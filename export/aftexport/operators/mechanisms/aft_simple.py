@@ -12,9 +12,7 @@ from typing import Any
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.mechanisms import _running_sums as running
-from aftexport.operators.mechanisms.mechanism import Mechanism
-from aftexport.operators.schema import DENOMINATOR_EPS, GATE, Attribute
+from aftexport.operators.schema import DENOMINATOR_EPS, GATE, Attribute, Mechanism
 
 _NUM_HEADS = Attribute(
     "num_heads",
@@ -56,7 +54,7 @@ def _by_head_body() -> str:
 
 def _causal_body() -> str:
     lines = sums.scan_cut("value_f")
-    return lines + running.running_mean("logits", "values", "mean", has_eps=True)
+    return lines + sums.running_mean("logits", "values", "mean", has_eps=True)
 
 
 def _global_body() -> str:
@@ -75,7 +73,7 @@ def _global_body() -> str:
     )
 
 
-AFT_SIMPLE, CAUSAL_AFT_SIMPLE = Mechanism(
+PAIR = Mechanism(
     op_type="AftSimple",
     stem="aft_simple",
     inputs=("query", "key", "value", "lengths"),

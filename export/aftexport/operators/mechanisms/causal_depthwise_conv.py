@@ -14,8 +14,7 @@ from typing import Any
 import onnx
 
 from aftexport.operators import onnx_text as text
-from aftexport.operators.mechanisms.mechanism import MechanismOperator
-from aftexport.operators.schema import STATE_OUTPUT, Attribute, as_float
+from aftexport.operators.schema import STATE_OUTPUT, Attribute, MechanismOperator, as_float
 
 _ACTIVATION = Attribute(
     "activation", "none", "Function of the result; silu: x sigmoid(x).", ("none", "silu")

@@ -19,10 +19,8 @@ from collections.abc import Collection
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
 from aftexport.operators.mechanisms import _grouped_heads as grouped
-from aftexport.operators.mechanisms import _running_sums as running
 from aftexport.operators.mechanisms._grouped_heads import causal_product_body
-from aftexport.operators.mechanisms.mechanism import Mechanism
-from aftexport.operators.schema import KV_NUM_HEADS, NUM_HEADS, Attribute
+from aftexport.operators.schema import KV_NUM_HEADS, NUM_HEADS, Attribute, Mechanism
 
 NORMALIZATION = Attribute(
     "normalization",
@@ -114,7 +112,7 @@ def _scaling_causal_body() -> str:
     )
 
 
-EFFICIENT_ATTENTION, CAUSAL_EFFICIENT_ATTENTION = Mechanism(
+PAIR = Mechanism(
     op_type="EfficientAttention",
     stem="efficient_attention",
     inputs=("query", "key", "value", "lengths", "key_lengths"),
@@ -134,17 +132,15 @@ EFFICIENT_ATTENTION, CAUSAL_EFFICIENT_ATTENTION = Mechanism(
 
 
 def _causal_softmax_body() -> str:
-    """Define ``attended``, ``[B, T, H, e]``: each query with the mean context up to its token.
-
-    Reads ``asking``, ``logits`` and ``values``, ``[B, T, H, *]``, and the common names.
-    """
-    lines = sums.scan_cut("query") + running.running_sums("logits", "run", rank=4)
+    """Define ``attended``, ``[B, T, H, e]``: each query with the mean context up to its token."""
+    # Reads asking, logits and values, [B, T, H, *], and the common names.
+    lines = sums.scan_cut("query") + sums.running_sums("logits", "run", rank=4)
     lines += sums.split("asking", "asking_blocks", cut="scan")
     lines += sums.split("values", "value_blocks", cut="scan")
     lines += text.divisor("run_d", "run_divisor")
     lines += _weights_body() + _own_block_body() + _earlier_blocks_body()
     lines += "attended_blocks = Add(of_own_block, of_earlier)\n"
-    return lines + running.tokens_of("attended_blocks", "attended")
+    return lines + sums.tokens_of("attended_blocks", "attended")
 
 
 def _weights_body() -> str:

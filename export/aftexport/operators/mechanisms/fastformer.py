@@ -12,9 +12,7 @@ poolings run over the tokens up to the query's.
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.mechanisms import _running_sums as running
-from aftexport.operators.mechanisms.mechanism import Mechanism
-from aftexport.operators.schema import NUM_HEADS
+from aftexport.operators.schema import NUM_HEADS, Mechanism
 
 
 def _body(*, causal: bool) -> str:
@@ -69,7 +67,7 @@ def _causal_body() -> str:
     for name, result in (("query_f", "queries"), ("key_f", "keys"), ("value_f", "values")):
         lines += text.heads(name, result)
     lines += "alpha_4d = Unsqueeze(alpha_logits, last_axis)\n"
-    lines += running.running_mean("alpha_4d", "queries", "global_query")
+    lines += sums.running_mean("alpha_4d", "queries", "global_query")
     lines += """
         keyed = Mul(keys, global_query)
         keyed_rows = Reshape(keyed, packed_shape)
@@ -78,7 +76,7 @@ def _causal_body() -> str:
         beta_logits = Where(valid_keys, beta_scaled, masked)
         beta_4d = Unsqueeze(beta_logits, last_axis)
     """
-    lines += running.running_mean("beta_4d", "keyed", "global_key")
+    lines += sums.running_mean("beta_4d", "keyed", "global_key")
     return (
         lines
         + """
@@ -88,7 +86,7 @@ def _causal_body() -> str:
     )
 
 
-FASTFORMER, CAUSAL_FASTFORMER = Mechanism(
+PAIR = Mechanism(
     op_type="Fastformer",
     stem="fastformer",
     inputs=("query", "key", "value", "alpha_weight", "beta_weight", "lengths"),

@@ -23,8 +23,7 @@ from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
 from aftexport.operators.mechanisms import _grouped_heads as grouped
 from aftexport.operators.mechanisms._grouped_heads import causal_product_body
-from aftexport.operators.mechanisms.mechanism import Mechanism
-from aftexport.operators.schema import KV_NUM_HEADS, NUM_HEADS, Attribute
+from aftexport.operators.schema import KV_NUM_HEADS, NUM_HEADS, Attribute, Mechanism
 
 FEATURE_MAP = Attribute(
     "feature_map",
@@ -133,7 +132,7 @@ def _division_body(normalizer: str) -> str:
     )
 
 
-NORMALIZED_LINEAR_ATTENTION, CAUSAL_NORMALIZED_LINEAR_ATTENTION = Mechanism(
+PAIR = Mechanism(
     op_type="NormalizedLinearAttention",
     stem="linear_attention",
     inputs=("query", "key", "value", "lengths", "key_lengths"),

@@ -21,8 +21,7 @@ import onnx
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators.mechanisms import _grouped_heads as grouped
-from aftexport.operators.mechanisms.mechanism import MechanismOperator
-from aftexport.operators.schema import KV_NUM_HEADS, NUM_HEADS, Attribute
+from aftexport.operators.schema import KV_NUM_HEADS, NUM_HEADS, Attribute, MechanismOperator
 
 _BLOCK = 128
 """The number of queries of a block: a product with it is as fast as a longer one."""

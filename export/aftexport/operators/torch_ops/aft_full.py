@@ -1,7 +1,6 @@
 """AFT-full in PyTorch; see ``mechanisms.aft_full``."""
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,22 +15,19 @@ from aftexport.operators.numerics import (
     check_max_tokens,
     check_same_shape,
     denominators,
-    guarded_mean,
     key_weights,
     largest,
     long_product,
     mask_keys,
 )
-from aftexport.operators.torch_ops.torch_op import TwinCall, register_pair
+from aftexport.operators.torch_ops.torch_op import BiasedCall, register_pair
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _AftFull(TwinCall):
+class _AftFull(BiasedCall):
     """A call; ``position_bias`` is ``[Tmax, Tmax]``, row for the query, column for the key."""
 
     position_bias: Tensor
-    gate: str
-    eps: float
 
     def check(self) -> None:
         check_same_shape(self.op_type, query=self.query, key=self.key, value=self.value)
@@ -42,45 +38,51 @@ class _AftFull(TwinCall):
             raise ValueError(f"{self.op_type}: position_bias must be square, got shape {shape}")
         check_max_tokens(self.op_type, self.query, "position_bias", shape[0])
 
-    def reference(self) -> Tensor:
-        """Compute the definition, row by row."""
-        key = mask_keys(self.key, self.lengths)
-        mean = _means(key, self.value, self.position_bias, self.causal, self.eps)
-        return apply_gate(self.gate, self.query, mean)
+    def operands(self) -> tuple[Tensor, Tensor, Tensor]:
+        return mask_keys(self.key, self.lengths), self.value, self.position_bias
 
-    def compute(self) -> Tensor:
-        """Compute ``reference`` as one matrix product; keys and biases have maxima of their own."""
-        mean = guarded_mean(
-            partial(_sums, causal=self.causal, eps=self.eps),
-            partial(_means, causal=self.causal, eps=self.eps),
-            mask_keys(self.key, self.lengths),
-            self.value,
-            self.position_bias,
-        )
-        return apply_gate(self.gate, self.query, mean)
+    def means(self, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        tokens = key.shape[1]
+        rows = []
+        for t in range(tokens):
+            end = t + 1 if self.causal else tokens
+            rows.append(biased_mean(key[:, :end], bias[t, :end, None], value[:, :end], self.eps))
+        return torch.cat(rows, 1)
 
-
-def _means(key: Tensor, value: Tensor, position_bias: Tensor, causal: bool, eps: float) -> Tensor:
-    tokens = key.shape[1]
-    rows = []
-    for t in range(tokens):
-        end = t + 1 if causal else tokens
-        bias = position_bias[t, :end, None]
-        rows.append(biased_mean(key[:, :end], bias, value[:, :end], eps))
-    return torch.cat(rows, 1)
+    def sums(self, key: Tensor, value: Tensor, bias: Tensor) -> Sums:
+        """Return the sums as one matrix product."""
+        tokens = key.shape[1]
+        bias = bias[:tokens, :tokens]
+        if self.causal:
+            bias = torch.where(torch.ones_like(bias, dtype=torch.bool).tril(), bias, MASKED)
+        bias_max = largest(bias)
+        key_weight, top = key_weights(key)
+        pair = torch.cat((key_weight * value, key_weight), 2)
+        numerator, denominator = long_product((bias - bias_max).exp(), pair).chunk(2, 2)
+        return numerator, denominators(denominator, top, self.eps, bias_max)
 
 
-def _sums(key: Tensor, value: Tensor, position_bias: Tensor, causal: bool, eps: float) -> Sums:
-    tokens = key.shape[1]
-    bias = position_bias[:tokens, :tokens]
-    if causal:
-        bias = torch.where(torch.ones_like(bias, dtype=torch.bool).tril(), bias, MASKED)
-    bias_max = largest(bias)
-    bias_weight = (bias - bias_max).exp()
-    key_weight, top = key_weights(key)
-    sums = long_product(bias_weight, torch.cat((key_weight * value, key_weight), 2))
-    numerator, denominator = sums.chunk(2, 2)
-    return numerator, denominators(denominator, top, eps, bias_max)
+PAIR = register_pair("AftFull", _AftFull)
 
 
-AFT_FULL, CAUSAL_AFT_FULL = register_pair("AftFull", _AftFull)
+def prepare(key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
+    """Compute the definition of ``AftFullPrepare`` from ``[B, T, D]``."""
+    weight, _ = key_weights(mask_keys(key, lengths))
+    return torch.cat((weight * value, weight), 2)
+
+
+def finish(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position_bias: Tensor,
+    products: Tensor,
+    lengths: Tensor,
+    *,
+    gate: str,
+) -> Tensor:
+    """Compute the definition of ``AftFullFinish`` from products ``[B, T, 2 D]``."""
+    # A mean over no keys is 0. Exact products make the numbers of key, value and bias redundant.
+    numerator, total = products.chunk(2, 2)
+    _, top = key_weights(mask_keys(key, lengths))
+    return apply_gate(gate, query, numerator / denominators(total, top))

@@ -72,12 +72,9 @@ def running_means(logits: Tensor, value: Tensor, eps: float = 0.0) -> Tensor:
 
 
 def _prefix_sums(logits: Tensor, value: Tensor, eps: float) -> Sums:
-    """Return running sums of ``exp(logits) value`` and ``exp(logits)`` over dim 1, scaled alike.
-
-    ``eps`` is added to the sums of the weights.
-    """
+    """Return running sums of ``exp(logits) value``, and of ``exp(logits)`` plus eps, over dim 1."""
     weight, top = key_weights(logits)
     return (weight * value).cumsum(1), denominators(weight.cumsum(1), top, eps)
 
 
-AFT_SIMPLE, CAUSAL_AFT_SIMPLE = register_pair("AftSimple", _AftSimple)
+PAIR = register_pair("AftSimple", _AftSimple)

@@ -11,21 +11,13 @@ from aftexport.operators.torch_ops.torch_op import Call, Shapes, register_single
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _CausalDepthwiseConv(Call):
-    """A call.
+    """A call; absent inputs count as 0."""
 
-    Attributes:
-        input: ``[B, T, C]``.
-        weight: ``[C, K]``.
-        bias: ``[C]``; None counts as 0.
-        past_state: ``[B, K - 1, C]``, the inputs before the first token; None counts as 0.
-        lengths: int64 ``[B]``.
-    """
-
-    input: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    past_state: Tensor | None
-    lengths: Tensor
+    input: Tensor  # [B, T, C]
+    weight: Tensor  # [C, K]
+    bias: Tensor | None  # [C]
+    past_state: Tensor | None  # [B, K - 1, C], the inputs before the first token
+    lengths: Tensor  # int64 [B]
     activation: str
 
     def check(self) -> None:

@@ -20,8 +20,7 @@ from aftexport.operators.numerics import (
     split_heads,
     valid_keys,
 )
-from aftexport.operators.torch_ops._grouped_heads import GroupedHeadsCall
-from aftexport.operators.torch_ops.torch_op import TwinCall, register_pair
+from aftexport.operators.torch_ops.torch_op import GroupedHeadsCall, TwinCall, register_pair
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,6 +96,4 @@ def _causal_rows(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return torch.cat([_attend(queries, keys, values, end, True) for end in ends], 1)
 
 
-EFFICIENT_ATTENTION, CAUSAL_EFFICIENT_ATTENTION = register_pair(
-    "EfficientAttention", _EfficientAttention
-)
+PAIR = register_pair("EfficientAttention", _EfficientAttention)

@@ -71,17 +71,7 @@ def layer_norm_fastformer(
     epsilon: float,
     num_heads: int,
 ) -> Tensor:
-    """Compute the definition.
-
-    Args:
-        x: ``[B, T, D]``.
-        norm_weight, norm_bias, query_bias, key_bias, bias: ``[D]``.
-        query_weight, key_weight, weight: ``[D, D]``.
-        alpha_weight, beta_weight: ``[D, H]``, A and B of the formula.
-        lengths: int64 ``[B]``.
-        epsilon: the constant that is added to the variance.
-        num_heads: number of heads H.
-    """
+    """Compute the definition; see ``operators.encoder`` for the shapes and the formula."""
     normed = _normed(x, norm_weight, norm_bias, epsilon)
 
     def pool(logits: Tensor, head_weight: Tensor, head_bias: Tensor) -> Tensor:

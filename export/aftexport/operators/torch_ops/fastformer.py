@@ -57,4 +57,4 @@ class _Fastformer(TwinCall):
         return (values * pool(beta_logits[..., None], keyed)).flatten(2)
 
 
-FASTFORMER, CAUSAL_FASTFORMER = register_pair("Fastformer", _Fastformer)
+PAIR = register_pair("Fastformer", _Fastformer)

@@ -14,8 +14,7 @@ from aftexport.operators.numerics import (
     split_heads,
     valid_keys,
 )
-from aftexport.operators.torch_ops._grouped_heads import GroupedHeadsCall
-from aftexport.operators.torch_ops.torch_op import TwinCall, register_pair
+from aftexport.operators.torch_ops.torch_op import GroupedHeadsCall, TwinCall, register_pair
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,6 +81,4 @@ def features(x: Tensor, feature_map: str) -> Tensor:
     return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
-NORMALIZED_LINEAR_ATTENTION, CAUSAL_NORMALIZED_LINEAR_ATTENTION = register_pair(
-    "NormalizedLinearAttention", _LinearAttention
-)
+PAIR = register_pair("NormalizedLinearAttention", _LinearAttention)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from aftexport.operators.numerics import divisor, repeat_heads, split_heads, valid_keys
-from aftexport.operators.torch_ops._grouped_heads import GroupedHeadsCall
-from aftexport.operators.torch_ops.torch_op import register_single
+from aftexport.operators.torch_ops.torch_op import GroupedHeadsCall, register_single
 
 _BLOCK = 256
 

@@ -10,6 +10,13 @@ import torch
 from torch import Tensor
 
 from aftexport.operators.mechanisms import OPERATORS, SINGLE_OPERATORS, MechanismOperator
+from aftexport.operators.numerics import (
+    Sums,
+    apply_gate,
+    check_heads,
+    check_lengths,
+    guarded_mean,
+)
 from aftexport.operators.schema import INTEGER_INPUTS, Attribute
 from aftexport.system.internals.torch_operators import OpOverload
 
@@ -19,31 +26,21 @@ Shapes = Sequence[Sequence[int | torch.SymInt]]
 
 @dataclass(frozen=True, kw_only=True)
 class Operator(MechanismOperator):
-    """An operator of a mechanism, which PyTorch models call.
+    """An operator of a mechanism, which PyTorch models call."""
 
-    The definition and the fast form return a tensor, or a tuple if there are several outputs.
+    # Definition and fast form return a tensor, or a tuple if there are several outputs.
 
-    Attributes:
-        reference: the definition in plain PyTorch. In float64 it is the reference for every other
-            form.
-        compute: the fast form that the torch op runs; differentiable, and exact
-            for every finite input.
-        torch_op: the overload that ``torch.export`` records. Its arguments are the inputs
-            and then the attributes.
-    """
-
-    reference: Callable[..., Any]
+    reference: Callable[..., Any]  # the definition; in float64 the reference of every other form
+    # the fast form of the torch op: differentiable, exact for every finite input
     compute: Callable[..., Any]
-    torch_op: OpOverload
+    torch_op: OpOverload  # the overload that torch.export records: inputs, then attributes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Call:
-    """The inputs and attributes of one call of an operator, and its formulas.
+    """The inputs and attributes of one call of an operator, and its formulas."""
 
-    A mechanism has a subclass, whose fields are named as the inputs and attributes of the operator.
-    Absent inputs are None.
-    """
+    # A mechanism's subclass has fields named as inputs and attributes. Absent inputs are None.
 
     op_type: str
 
@@ -66,17 +63,14 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SequenceCall(Call):
-    """A call with query, key and value.
+    """A call with query, key and value."""
 
-    Attributes:
-        query: ``[B, T, D]``, like key, value and output if the subclass does not say otherwise.
-        lengths: int64 ``[B]``.
-    """
+    # The output has the shape of the query if the subclass does not say otherwise.
 
-    query: Tensor
+    query: Tensor  # [B, T, D], as are key and value
     key: Tensor
     value: Tensor
-    lengths: Tensor
+    lengths: Tensor  # int64 [B]
 
     def shapes(self) -> Shapes:
         """Return the shape of each output."""
@@ -85,18 +79,42 @@ class SequenceCall(Call):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TwinCall(SequenceCall):
-    """A call of a mechanism that has a causal twin, whose rows see the keys up to their own."""
+    """A call of a mechanism that has a causal twin."""
 
-    causal: bool
+    causal: bool  # whether a row sees only the keys up to its own position
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BiasedCall(TwinCall):
+    """A call of an attention-free mechanism, whose keys have biases."""
+
+    gate: str
+    eps: float  # added to each sum of weights
+
+    def operands(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the masked keys, the values and the biases."""
+        raise NotImplementedError
+
+    def means(self, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        """Return the definition's means, row by row."""
+        raise NotImplementedError
+
+    def sums(self, key: Tensor, value: Tensor, bias: Tensor) -> Sums:
+        """Return the sums of a fast form, in which keys and biases have maxima of their own."""
+        raise NotImplementedError
+
+    def reference(self) -> Tensor:
+        """Compute the definition, row by row."""
+        return apply_gate(self.gate, self.query, self.means(*self.operands()).flatten(2))
+
+    def compute(self) -> Tensor:
+        """Compute ``reference`` by the sums, or by the means if the sums lose terms."""
+        mean = guarded_mean(self.sums, self.means, *self.operands())
+        return apply_gate(self.gate, self.query, mean.flatten(2))
 
 
 def register_pair(op_type: str, call: type[TwinCall]) -> tuple[Operator, Operator]:
-    """Register a mechanism and its causal twin in torch, and return them.
-
-    Args:
-        op_type: the name of the ONNX operator that is not causal.
-        call: the record of a call.
-    """
+    """Register a mechanism and its causal twin in torch, and return them."""
 
     def register(name: str, *, causal: bool) -> Operator:
         return _register(OPERATORS[name], partial(call, op_type=name, causal=causal))
@@ -105,10 +123,8 @@ def register_pair(op_type: str, call: type[TwinCall]) -> tuple[Operator, Operato
 
 
 def register_single(op_type: str, call: type[Call]) -> Operator:
-    """Register an operator without a causal twin in torch, and return it.
-
-    ``call.compute`` returns no tensor that shares memory with an input.
-    """
+    """Register an operator without a causal twin in torch, and return it."""
+    # call.compute returns no tensor that shares memory with an input.
     return _register(SINGLE_OPERATORS[op_type], partial(call, op_type=op_type))
 
 
@@ -141,11 +157,12 @@ def _computed(call: Call) -> Any:
 
 
 class _TorchOp:
-    """The torch op of an operator.
+    """The torch op of an operator:
 
-    It takes the inputs, then the attributes, and then the optional inputs after the last required
-    one. These inputs, and the attributes that only the CPU kernels take, have defaults.
+    inputs, attributes, and optional inputs after the required ones.
     """
+
+    # These inputs, and the attributes that only the CPU kernels take, have defaults.
 
     def __init__(self, operator: MechanismOperator, call: Callable[..., Call]) -> None:
         self._operator, self._call = operator, call
@@ -255,13 +272,7 @@ def _is_float(tensor: Tensor | None) -> TypeGuard[Tensor]:
 def _gradients(
     pairs: Sequence[tuple[Tensor, Tensor]], leaves: Sequence[Tensor], again: bool
 ) -> Sequence[Tensor | None]:
-    """Return the gradient of each leaf; None if no output depends on it.
-
-    Args:
-        pairs: the outputs that depend on leaves, with their gradients.
-        leaves: the inputs.
-        again: whether the gradients have gradients.
-    """
+    """Return the gradient of each leaf, or None; if ``again``, they have gradients."""
     if not pairs:  # the inputs are empty
         return [None for _ in leaves]
     outputs, gradients = zip(*pairs, strict=True)
@@ -277,3 +288,66 @@ def _leaf(tensor: Tensor, again: bool) -> Tensor:
 
 def _snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GroupedHeadsCall(SequenceCall):
+    """A call with H heads of the query ``[B, T, H * d]`` and G heads of key and value."""
+
+    # key is [B, S, G * d], and value [B, S, G * e]; e is d if kv_num_heads is 0.
+
+    key_lengths: Tensor | None = None  # int64 [B], the counted keys; None for lengths, and S is T
+    num_heads: int
+    kv_num_heads: int  # G; 0 for H
+
+    @property
+    def kv_heads(self) -> int:
+        """The number of heads of key and value."""
+        return self.kv_num_heads or self.num_heads
+
+    @property
+    def counted(self) -> Tensor:
+        """The number of keys of each document."""
+        return self.lengths if self.key_lengths is None else self.key_lengths
+
+    def shapes(self) -> Shapes:
+        """Return the shape of the output, which has ``num_heads`` heads of the value's width."""
+        width = self.value.shape[2] // self.kv_heads
+        return ((*self.query.shape[:2], width * self.num_heads),)
+
+    def check(self) -> None:
+        """Check the shapes; see ``Call``."""
+        op_type, query, key, value = self.op_type, self.query, self.key, self.value
+        if query.dim() != 3:
+            raise ValueError(
+                f"{op_type}: query must be [batch, tokens, channels], "
+                f"got shape {tuple(query.shape)}"
+            )
+        check_heads(op_type, query, self.num_heads)
+        groups = self.kv_heads
+        if groups < 1 or self.num_heads % groups:
+            raise ValueError(
+                f"{op_type}: kv_num_heads must divide num_heads {self.num_heads}, "
+                f"got {self.kv_num_heads}"
+            )
+        batch, tokens, channels = query.shape
+        if self.key_lengths is not None:
+            check_lengths(op_type, query, self.key_lengths, "key_lengths")
+            tokens = key.shape[1] if key.dim() == 3 else tokens
+        width = channels // self.num_heads * groups
+        if key.shape != (batch, tokens, width):
+            raise ValueError(
+                f"{op_type}: key must be [{batch}, {tokens}, {width}] for the query's shape "
+                f"{tuple(query.shape)}, got shape {tuple(key.shape)}"
+            )
+        if value.dim() != 3 or value.shape[:2] != key.shape[:2] or value.shape[2] % groups:
+            raise ValueError(
+                f"{op_type}: value must be [{batch}, {tokens}, a multiple of {groups}], "
+                f"got shape {tuple(value.shape)}"
+            )
+        if not self.kv_num_heads and value.shape[2] != width:
+            raise ValueError(
+                f"{op_type}: value must have the {width} channels of key, got {value.shape[2]}; "
+                f"give kv_num_heads {self.num_heads} for values of another width"
+            )
+        check_lengths(op_type, query, self.lengths)

@@ -7,6 +7,7 @@ from itertools import product
 
 import numpy as np
 import torch
+from one_node import OneNode
 
 from aftexport.operators.schema import Attribute
 from aftexport.operators.torch_ops import OPERATORS, Operator
@@ -276,3 +277,22 @@ def error(result: np.ndarray, expected: np.ndarray, inputs: Inputs) -> float:
 def with_tokens(inputs: Inputs, tokens: slice) -> Inputs:
     """Return the same documents, cut to some of their tokens."""
     return {n: x[:, tokens] if x.ndim == 3 else x for n, x in inputs.items()}
+
+
+def one_node(
+    variant: Variant, num_heads: int = 2, opset: int = 20, dtype: str = "float32"
+) -> OneNode:
+    operator, attributes = variant.operator, variant.attributes(num_heads)
+    return OneNode.of(variant.op_type, attributes, operator.required_inputs, dtype, opset)
+
+
+def run_portable(
+    variant: Variant, inputs: Inputs, num_heads: int = 2, opset: int = 20
+) -> np.ndarray:
+    """Run the portable body in ONNX Runtime."""
+    return one_node(variant, num_heads, opset, str(inputs["query"].dtype)).run(inputs)[0]
+
+
+def run_kernel(variant: Variant, inputs: Inputs) -> np.ndarray:
+    """Run the kernel for the CPU."""
+    return one_node(variant, dtype=str(inputs["query"].dtype)).run(inputs, kernel=True)[0]

@@ -3,15 +3,13 @@
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from itertools import product
 
 import numpy as np
-import onnx
 import torch
+from one_node import OneNode
 from recurrent_graphs import RULES, has_beta, has_decay
 
-from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.operators.torch_ops import RECURRENT_OPERATORS, Operator
 
 Arrays = dict[str, np.ndarray]
@@ -130,55 +128,7 @@ def error(results: list[np.ndarray], expected: list[np.ndarray]) -> float:
     )
 
 
-def node_of(
-    operator: Operator, present: frozenset[str], attributes: Mapping[str, object]
-) -> onnx.NodeProto:
-    """Return a node without the absent inputs."""
-    return onnx.helper.make_node(
-        operator.op_type,
-        [n if n in present else "" for n in operator.inputs],
-        list(operator.outputs),
-        domain=DOMAIN,
-        **attributes,
-        **PLUGIN_ATTRIBUTES,
-    )
-
-
-@cache
-def _model(
-    op_type: str,
-    attributes: tuple[tuple[str, object], ...],
-    present: frozenset[str],
-    opset: int,
-    dtype: str,
-) -> onnx.ModelProto:
-    operator, helper, chosen = RECURRENT_OPERATORS[op_type], onnx.helper, dict(attributes)
-    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    ranks = {n: len(s.split()) for n, s in zip(operator.inputs, operator.shapes, strict=True)}
-    values = [
-        helper.make_tensor_value_info(
-            n, onnx.TensorProto.INT64 if n == "lengths" else element, [None] * ranks[n]
-        )
-        for n in operator.inputs
-        if n in present
-    ]
-    state = [None] * ranks["past_state"]
-    outputs = [
-        helper.make_tensor_value_info(n, element, shape)
-        for n, shape in zip(operator.outputs, ([None] * 3, state), strict=True)
-    ]
-    settings = {a.name: str(chosen[a.name]) for a in operator.settings}
-    return helper.make_model(
-        helper.make_graph([node_of(operator, present, chosen)], op_type, values, outputs),
-        functions=[operator.function(settings, opset, present)],
-        opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, VERSION)],
-        ir_version=10,
-    )
-
-
-def body_model(
+def one_node(
     operator: Operator, inputs: Arrays, attributes: Mapping[str, object], opset: int = 20
-) -> onnx.ModelProto:
-    """Return a model of one node for inputs of these names and types, every axis dynamic."""
-    dtype = next(str(x.dtype) for x in inputs.values() if x.dtype.kind == "f")
-    return _model(operator.op_type, tuple(attributes.items()), frozenset(inputs), opset, dtype)
+) -> OneNode:
+    return OneNode.for_inputs(operator.op_type, attributes, inputs, opset)

@@ -13,8 +13,8 @@ from aftexport.parity import TOLERANCES
 from .recurrent_cases import (
     CONVOLUTION,
     Arrays,
-    body_model,
     error,
+    one_node,
     run_definition,
     run_torch,
     tensors_of,
@@ -70,7 +70,7 @@ def test_body_is_right_in_runtime(
 ) -> None:
     inputs = typed(draw(tokens, taps, has_bias, has_past), dtype)
     attributes = {"activation": activation}
-    results = RUNTIMES[runtime](body_model(CONVOLUTION, inputs, attributes))(inputs)
+    results = RUNTIMES[runtime](one_node(CONVOLUTION, inputs, attributes).model())(inputs)
     expected = list(causal_depthwise_conv(inputs, activation=activation))
     assert error([results[n] for n in CONVOLUTION.outputs], expected) < BOUNDS[dtype]
 

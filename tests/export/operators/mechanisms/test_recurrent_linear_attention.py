@@ -17,9 +17,9 @@ from .recurrent_cases import (
     FORMS,
     Arrays,
     Form,
-    body_model,
     draw,
     error,
+    one_node,
     run_definition,
     run_torch,
     tensors_of,
@@ -92,7 +92,7 @@ def test_torch_op_equals_definition(form: Form, tokens: int, dtype: str) -> None
 @every_form
 def test_body_is_right_in_runtime(form: Form, runtime: str, tokens: int, dtype: str) -> None:
     inputs = draw(form, tokens, lengths_of(tokens))
-    model = body_model(ATTENTION, typed(inputs, dtype), form.attributes)
+    model = one_node(ATTENTION, typed(inputs, dtype), form.attributes).model()
     results = RUNTIMES[runtime](model)(typed(inputs, dtype))
     expected = run_definition(ATTENTION, inputs, form.attributes)
     found = [results[name] for name in ATTENTION.outputs]
@@ -104,7 +104,7 @@ def test_body_is_right_in_runtime(form: Form, runtime: str, tokens: int, dtype: 
 @every_form
 def test_body_has_only_standard_operators(form: Form, opset: int) -> None:
     inputs = typed(draw(form, 66, (66, 5)), "float32")
-    model = body_model(ATTENTION, inputs, form.attributes, opset)
+    model = one_node(ATTENTION, inputs, form.attributes, opset).model()
     onnx.checker.check_model(model, full_check=True)
     (function,) = model.functions
     assert all(node.domain == "" for node in function.node)
@@ -139,7 +139,7 @@ def test_hard_decays_keep_digits(form: Form, decays: str) -> None:
     inputs = hard(form, decays)
     expected = run_definition(ATTENTION, inputs, form.attributes)
     assert error(run_torch(ATTENTION, inputs, form.attributes), expected) < 5e-6
-    model = body_model(ATTENTION, inputs, form.attributes)
+    model = one_node(ATTENTION, inputs, form.attributes).model()
     results = RUNTIMES["onnxruntime"](model)(inputs)
     assert error([results[n] for n in ATTENTION.outputs], expected) < 5e-6
 
@@ -286,7 +286,7 @@ def test_many_equal_tokens_keep_digits(run: str) -> None:
     if run == "torch":
         _, state = run_torch(ATTENTION, inputs, form.attributes)
     else:
-        model = body_model(ATTENTION, inputs, form.attributes)
+        model = one_node(ATTENTION, inputs, form.attributes).model()
         state = RUNTIMES["onnxruntime"](model)(inputs)["present_state"]
     expected = 2**18 * float(np.float32(0.1)) ** 2
     assert abs(state.item() / expected - 1) < 2e-6
@@ -385,7 +385,7 @@ def test_beta_may_be_shared_by_heads() -> None:
     spread = inputs | {"beta": np.repeat(inputs["beta"][..., :1], 2, 2)}
     shared = inputs | {"beta": inputs["beta"][..., :1]}
     expected = run_definition(ATTENTION, spread, form.attributes)
-    model = body_model(ATTENTION, shared, form.attributes)
+    model = one_node(ATTENTION, shared, form.attributes).model()
     results = RUNTIMES["onnxruntime"](model)(shared)
     assert error(run_torch(ATTENTION, shared, form.attributes), expected) < FP32
     assert error([results[n] for n in ATTENTION.outputs], expected) < FP32

@@ -9,7 +9,7 @@ import torch
 from aftexport.recognition.proof.definitions import definition
 
 from . import wide_forms
-from .wide_forms import FORMS, LENGTHS, Form, error, formula, make_inputs
+from .wide_forms import FORMS, LENGTHS, Form, error, formula, make_inputs, one_node
 
 CASES = list(product(FORMS, LENGTHS))
 NAMES = [f"{form}-{tokens}" for form, (tokens, _) in CASES]
@@ -40,20 +40,18 @@ def test_torch_op_equals_formula(form: Form, sizes: Sizes) -> None:
 @every_case
 def test_body_equals_formula(form: Form, sizes: Sizes) -> None:
     inputs = make_inputs(form, *sizes)
-    (found,) = wide_forms.session(form, kernel=False).run(None, inputs)
+    (found,) = one_node(form).run(inputs)
     assert error(found, formula(form, inputs), inputs["lengths"]) < 2e-5
 
 
-@pytest.mark.skipif(wide_forms.LIBRARY is None, reason="the kernel library is not built")
 @pytest.mark.table(keep=0.25)
 @every_case
 def test_kernel_equals_formula(form: Form, sizes: Sizes) -> None:
     inputs = make_inputs(form, *sizes)
-    session = wide_forms.session(form, kernel=True)
-    (found,) = session.run(None, inputs)
+    (found,) = one_node(form).run(inputs, kernel=True)
     assert error(found, formula(form, inputs), inputs["lengths"]) < 2e-5
     half = {n: x.astype(np.float16) if x.dtype.kind == "f" else x for n, x in inputs.items()}
-    (found,) = wide_forms.session(form, kernel=True, dtype="float16").run(None, half)
+    (found,) = one_node(form, "float16").run(half, kernel=True)
     assert error(found, formula(form, half), inputs["lengths"]) < 2e-3
 
 
@@ -83,7 +81,7 @@ def test_padding_is_not_read(form: Form) -> None:
         for document, end in enumerate(ends):
             inputs[name][document, end:] = 1e4
     found = wide_forms.run_torch(form, inputs)
-    (body,) = wide_forms.session(form, kernel=False).run(None, inputs)
+    (body,) = one_node(form).run(inputs)
     for document, length in enumerate(inputs["lengths"]):
         rows = slice(0, length)
         np.testing.assert_array_equal(found[document, rows], expected[document, rows])

@@ -1,21 +1,20 @@
 """Linear attention where its normalizer is 0 or nearly so: every form gives the same numbers."""
 
-from functools import cache
-
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_node import OneNode
 
 from aftexport.operators.mechanisms.linear_attention import MIN_EPS
 
-from .cases import Inputs, Variant, variant_of
-from .portable import body_model
+from .cases import (
+    Inputs,
+    Variant,
+    variant_of,
+)
 
-aftplugins = pytest.importorskip("aftplugins")
-LIBRARY = aftplugins.library("onnxruntime")
 HEADS, WIDTH = 2, 3
 FORMS = [
     variant_of(op_type, feature_map=feature_map)
@@ -27,24 +26,9 @@ SIZES = st.sampled_from([-100.0, -1.0, 0.0, 1e-38, 1e-25, 1e-20, 1e-10, 1.0, 100
 """Factors for the entries of a token; a negative factor makes all of them negative."""
 
 
-@cache
-def session(variant: Variant, eps: float, *, kernel: bool) -> onnxruntime.InferenceSession:
-    """Run the body, or the kernel; one session serves every shape."""
-    model = type(body_model(variant, HEADS))()
-    model.CopyFrom(body_model(variant, HEADS))
-    for attribute in model.graph.node[0].attribute:
-        if attribute.name == "eps":
-            attribute.f = eps
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    if kernel:
-        if LIBRARY is None:
-            pytest.skip(aftplugins.missing("onnxruntime"))
-        options.register_custom_ops_library(str(LIBRARY))
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+def run(variant: Variant, inputs: Inputs, eps: float, *, kernel: bool) -> np.ndarray:
+    attributes = variant.attributes(HEADS) | {"eps": eps}
+    return OneNode.for_inputs(variant.op_type, attributes, inputs).run(inputs, kernel=kernel)[0]
 
 
 def expected(variant: Variant, inputs: Inputs, eps: float) -> np.ndarray:
@@ -77,7 +61,7 @@ def inputs_of_all_sizes(draw: st.DrawFn) -> Inputs:
 def test_every_form_agrees(variant: Variant, eps: float, inputs: Inputs) -> None:
     definition = expected(variant, inputs, eps)
     assert np.isfinite(definition).all()
-    found = [session(variant, eps, kernel=kernel).run(None, inputs)[0] for kernel in (False, True)]
+    found = [run(variant, inputs, eps, kernel=kernel) for kernel in (False, True)]
     if eps > 0.0:
         arguments = [torch.from_numpy(x) for x in inputs.values()]
         attributes = {**variant.attributes(HEADS), "eps": eps}
@@ -98,4 +82,4 @@ def test_no_features_give_zero(variant: Variant) -> None:
     } | {"lengths": np.array([4])}
     for eps in EPS:
         for kernel in (False, True):
-            assert not session(variant, eps, kernel=kernel).run(None, inputs)[0].any()
+            assert not run(variant, inputs, eps, kernel=kernel).any()

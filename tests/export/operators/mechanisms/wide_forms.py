@@ -2,24 +2,18 @@
 
 import zlib
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import product
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 import torch
+from one_node import OneNode
 from oracles.mechanisms import MECHANISMS
 
-import aftplugins
-from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
-from aftexport.operators.schema import INTEGER_INPUTS
 from aftexport.operators.torch_ops import OPERATORS, Operator
 
 Inputs = dict[str, np.ndarray]
 
-LIBRARY = aftplugins.library("onnxruntime")
 _PARAMETERS = ("position_bias", "band", "filter")
 
 
@@ -181,53 +175,10 @@ def run_reference(form: Form, inputs: Inputs) -> np.ndarray:
     return form.operator.reference(**wide, **form.all_attributes()).numpy()
 
 
-def node_of(form: Form) -> onnx.NodeProto:
-    """Return a node without the absent inputs."""
+def one_node(form: Form, dtype: str = "float32") -> OneNode:
     present = ("key_lengths",) if form.keys is not None else ()
-    return onnx.helper.make_node(
-        form.op_type,
-        [*form.operator.required_inputs, *present],
-        ["output"],
-        domain=DOMAIN,
-        **form.all_attributes(),
-        **PLUGIN_ATTRIBUTES,
-    )
-
-
-def model_of(form: Form, element: int = onnx.TensorProto.FLOAT) -> onnx.ModelProto:
-    """Return a model of one node with its portable body, every axis dynamic."""
-    helper, operator, node = onnx.helper, form.operator, node_of(form)
-    values = [
-        helper.make_tensor_value_info(
-            name,
-            onnx.TensorProto.INT64 if name in INTEGER_INPUTS else element,
-            [f"{name}_{axis}" for axis in range(len(shape.split()))],
-        )
-        for name, shape in zip(operator.inputs, operator.shapes, strict=True)
-        if name in node.input
-    ]
-    attributes = form.all_attributes()
-    output = helper.make_tensor_value_info("output", element, ["batch", "tokens", "channels"])
-    settings = {a.name: attributes[a.name] for a in operator.settings}
-    return helper.make_model(
-        helper.make_graph([node], "operator", values, [output]),
-        functions=[operator.function(settings, 20, operator.present_in(node))],
-        opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, VERSION)],
-        ir_version=10,
-    )
-
-
-@cache
-def session(form: Form, *, kernel: bool, dtype: str = "float32") -> onnxruntime.InferenceSession:
-    """Return a session of the body, or of the kernel."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    if kernel:
-        options.register_custom_ops_library(str(LIBRARY))
-    element = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    model = model_of(form, element).SerializeToString()
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    names = [*form.operator.required_inputs, *present]
+    return OneNode.of(form.op_type, form.all_attributes(), names, dtype)
 
 
 def error(found: np.ndarray, expected: np.ndarray, lengths: np.ndarray) -> float:

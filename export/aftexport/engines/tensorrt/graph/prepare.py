@@ -23,8 +23,7 @@ from aftexport.engines.tensorrt.graph.network import (
 )
 from aftexport.errors import EngineError
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, operator_name
-from aftexport.operators.kernel_forms import takes_form
-from aftexport.operators.portable_bodies import inline_partial_calls
+from aftexport.operators.portable_bodies import inline_partial_calls, takes_form
 from aftexport.operators.registry import operator_of
 
 

@@ -1,5 +1,6 @@
-"""Recurrences and convolutions in chunks equal those of the whole document."""
+"""Recurrences, convolutions, and biases of positions in chunks equal those of whole documents."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,10 @@ from aftexport.bundle.chunked_plan import ChunkedStage, Recurrence
 from aftexport.capture.capture import capture
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.runner import ChunkedModel
-from aftexport.chunked.token_kinds import NotChunkable
+from aftexport.chunked.token_flow import NotChunkable
 from aftexport.errors import EngineError
 from aftexport.lowering.to_onnx import lower
-from aftexport.nn.encoder_config import RECURRENT_LAYERS
+from aftexport.nn.config import RECURRENT_LAYERS
 from aftexport.parity import TOLERANCES
 
 
@@ -170,3 +171,44 @@ def test_state_larger_than_memory_is_refused() -> None:
 def test_state_of_many_axes_is_refused() -> None:
     with pytest.raises(ValueError, match="at most 3 items"):
         Recurrence(direction="forward", shape=(1,) * 65)  # NumPy has at most 64
+
+
+MAX_TOKENS = 64
+
+
+class LearnedPositions(TopicAndTags):
+    """Adds an embedding of each position; the mask counts the same positions."""
+
+    def build(self, dim: int) -> None:
+        super().build(dim)
+        self.positions = nn.Embedding(MAX_TOKENS, dim)
+
+    def encoded(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        places = torch.arange(input_ids.shape[1])
+        valid = (places < lengths[:, None])[..., None]
+        x = self.embedding(input_ids) + self.positions(places)
+        return self.encoder(x * valid, lengths)
+
+
+def with_position_biases() -> TopicAndTags:
+    module = TopicAndTags("aft_local", depth=1, max_length=MAX_TOKENS)
+    with torch.no_grad():
+        # Biases that differ by more than the tolerance.
+        module.encoder.layers[0].attention.row_factor.mul_(30)
+    return module
+
+
+@pytest.mark.table(keep=0.5, by=any_case)
+@pytest.mark.parametrize(
+    "build", [with_position_biases, lambda: LearnedPositions("aft_simple", depth=1)]
+)
+def test_chunks_read_rows_of_positions(build: Callable[[], TopicAndTags], tmp_path: Path) -> None:
+    module = build()
+    chunks = Chunks(module, tmp_path, max_tokens=MAX_TOKENS)
+    for tokens, chunk_tokens in ((1, 1), (20, 1), (40, 13), (MAX_TOKENS, 20), (MAX_TOKENS, 99)):
+        ids = document(tokens)
+        for fused in (True, False):
+            chunks.check(ids, chunk_tokens, fused=fused)
+            found = chunks.model(chunk_tokens, fused=fused).run(ids, evidence=chunks.plan.evidence)
+            added = found["evidence"].sum() + module.topic.bias[found["topic"].argmax()].item()
+            assert abs(added - found["topic"].max()) <= TOLERANCES["fp32"].bound

@@ -1,20 +1,70 @@
-"""The collapsed Fastformer layer equals the layer as written, in float64."""
+"""The encoder operators: portable bodies and kernels against the definition; Fastformer's layer."""
 
 import math
 
+import numpy as np
+import onnx
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from one_node import OneNode
 from torch import Tensor, nn
 
 from aftexport.nn.fastformer import Fastformer
+from aftexport.operators.encoder import OPERATORS
+from aftexport.operators.schema import OnnxOperator
+from aftexport.operators.torch_ops import expected_outputs
 from aftexport.operators.torch_ops.encoder import layer_norm_fastformer
+from aftexport.parity import TOLERANCES
+
+SIZES = [
+    {"B": 1, "T": 1, "D": 4, "E": 3, "F": 5, "G": 1, "H": 2},
+    {"B": 3, "T": 33, "D": 17, "E": 40, "F": 70, "G": 33, "H": 1},
+    {"B": 1, "T": 500, "D": 64, "E": 192, "F": 128, "G": 64, "H": 8},
+]
+
+
+def inputs_of(operator: OnnxOperator, sizes: dict[str, int]) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    inputs = {}
+    for name, shape in zip(operator.inputs, operator.shapes, strict=True):
+        size = [sizes[axis] for axis in shape.split()]
+        if name == "lengths":
+            inputs[name] = np.arange(size[0])[::-1] + sizes["T"] - size[0] + 1
+            continue
+        spread = size[0] ** -0.5 if len(size) == 2 else 1.0
+        inputs[name] = (generator.standard_normal(size) * spread).astype(np.float32)
+    return inputs
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["portable", "fused"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("sizes", SIZES, ids=lambda s: f"T{s['T']}")
+@pytest.mark.parametrize("op_type", OPERATORS)
+def test_encoder_operator_equals_definition(
+    op_type: str, sizes: dict[str, int], precision: str, fused: bool
+) -> None:
+    operator = OPERATORS[op_type]
+    inputs = inputs_of(operator, sizes)
+    attributes = {a.name: a.default for a in operator.attributes}
+    if "num_heads" in attributes:
+        attributes["num_heads"] = sizes["H"]
+    tensors = [torch.from_numpy(x) for x in inputs.values()]
+    expected = expected_outputs(
+        operator, *(t.double() if t.is_floating_point() else t for t in tensors), **attributes
+    )
+    node = OneNode.for_inputs(op_type, attributes | {"precision": precision}, inputs)
+    onnx.checker.check_model(node.model(), full_check=True)
+    for actual, exact in zip(node.run(inputs, kernel=fused), expected, strict=True):
+        error = np.abs(actual - exact.numpy()).max() / max(1.0, exact.abs().max().item())
+        assert error <= TOLERANCES[precision].bound
+
 
 Layer = tuple[nn.LayerNorm, Fastformer]
 
 
-def layer(dim: int, heads: int, magnitude: float = 1.0) -> Layer:
+def fastformer_layer(dim: int, heads: int, magnitude: float = 1.0) -> Layer:
     norm, attention = nn.LayerNorm(dim).double(), Fastformer(dim, heads).double()
     for parameter in norm.parameters():
         nn.init.normal_(parameter, 0.5)
@@ -55,7 +105,7 @@ def collapsed(layer: Layer, x: Tensor, lengths: Tensor) -> Tensor:
     )
 
 
-def error(actual: Tensor, expected: Tensor) -> float:
+def relative_error(actual: Tensor, expected: Tensor) -> float:
     return float((actual - expected).abs().max() / expected.abs().max().clamp(min=1))
 
 
@@ -69,33 +119,33 @@ def error(actual: Tensor, expected: Tensor) -> float:
     seed=st.integers(0, 2**31),
 )
 @example(batch=2, tokens=40, heads=4, width=9, magnitude=30.0, seed=0)
-def test_equals_the_layer_as_written(
+def test_collapsed_layer_equals_layer_as_written(
     batch: int, tokens: int, heads: int, width: int, magnitude: float, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        tested = layer(heads * width, heads, magnitude)
+        tested = fastformer_layer(heads * width, heads, magnitude)
     x = torch.randn(batch, tokens, heads * width, generator=generator, dtype=torch.float64)
     lengths = torch.randint(0, tokens + 1, (batch,), generator=generator)
     lengths[0] = tokens
     # The rows of an empty document are all padding, and the two forms pad differently.
     found, expected = (f(tested, x, lengths)[lengths > 0] for f in (collapsed, as_written))
     # A logit of magnitude 1000 carries 1e-13 of rounding into its exponential.
-    assert error(found, expected) < 1e-11
+    assert relative_error(found, expected) < 1e-11
 
 
-def test_ordinary_numbers_agree_to_last_digits() -> None:
+def test_collapsed_layer_agrees_to_last_digits() -> None:
     torch.manual_seed(0)
-    tested = layer(64, 8)
+    tested = fastformer_layer(64, 8)
     x, lengths = torch.randn(3, 100, 64, dtype=torch.float64), torch.tensor([100, 1, 37])
-    assert error(collapsed(tested, x, lengths), as_written(tested, x, lengths)) < 1e-12
+    assert relative_error(collapsed(tested, x, lengths), as_written(tested, x, lengths)) < 1e-12
 
 
 @pytest.mark.parametrize("length", [0, 1, 5])
-def test_padding_content_does_not_matter(length: int) -> None:
+def test_collapsed_layer_ignores_padding(length: int) -> None:
     torch.manual_seed(0)
-    tested = layer(12, 3)
+    tested = fastformer_layer(12, 3)
     x, lengths = torch.randn(1, 9, 12, dtype=torch.float64), torch.tensor([length])
     padded = x.clone()
     padded[:, length:] = 1e6 * torch.randn(9 - length, 12, dtype=torch.float64)

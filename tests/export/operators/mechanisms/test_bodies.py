@@ -1,4 +1,4 @@
-"""The portable ONNX body of every operator against the reference in float64."""
+"""The portable ONNX body of every operator against the reference in float64, in every runtime."""
 
 from collections.abc import Iterable
 from itertools import product
@@ -6,11 +6,13 @@ from itertools import product
 import numpy as np
 import onnx
 import pytest
+from onnx_runtimes import RUNTIMES
 
 from aftexport.operators.domain import DOMAIN
 
 from .cases import (
     BOUND,
+    BY_NAME,
     CASES,
     FEW,
     ONE_GATE,
@@ -21,15 +23,16 @@ from .cases import (
     error,
     make_inputs,
     named,
+    one_node,
+    run_portable,
     truth,
 )
-from .portable import body_model, run_portable
 
 
 @pytest.mark.parametrize("opset", [18, 20, 23])
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_body_uses_only_standard_operators(variant: Variant, opset: int) -> None:
-    model = body_model(variant, opset=opset)
+    model = one_node(variant, opset=opset).model()
     onnx.checker.check_model(model, full_check=True)
     (function,) = model.functions
     assert (function.domain, function.name) == (DOMAIN, variant.op_type)
@@ -53,7 +56,7 @@ LOOPS = {
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_body_has_documented_loops(variant: Variant) -> None:
-    (function,) = body_model(variant).functions
+    (function,) = one_node(variant).model().functions
     expected = LOOPS.get(variant.op_type, set())
     if ("normalization", "scaling") in variant.settings:
         expected = set()
@@ -104,3 +107,34 @@ def test_body_reads_and_writes_float16(variant: Variant, case: Case, opset: int)
     assert error(result, expected, inputs) < BOUND["float16"]
     # Only the last rounding is 16 bits wide.
     assert error(result, expected, inputs) < 2 * 2**-11
+
+
+IN_RUNTIMES = (
+    "1 token",
+    "7 tokens",
+    "500 tokens",
+    "range 100 of 7 tokens",
+    "dominating key",
+    "opposed keys and biases",
+    "late large key",
+    "window beyond the tokens",
+)
+"""The cases that run in every runtime, whose exact form for hard numbers is among them."""
+
+
+@pytest.mark.table(keep=0.08)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize(**named(list(product(ONE_GATE, [BY_NAME[name] for name in IN_RUNTIMES]))))
+def test_body_is_right_in_runtime(variant: Variant, case: Case, runtime: str, dtype: str) -> None:
+    inputs = make_inputs(variant.operator, case, dtype)
+    model = one_node(variant, case.heads, dtype=dtype).model()
+    for value in model.graph.input:
+        if value.name == "filter":  # OpenVINO convolves only with a filter of a known size
+            for axis, size in zip(
+                value.type.tensor_type.shape.dim, inputs["filter"].shape, strict=True
+            ):
+                axis.dim_value = size
+    result = RUNTIMES[runtime](model)(inputs)["output"]
+    assert result.dtype == dtype
+    assert error(result, truth(variant, case, dtype), inputs) < BOUND[dtype]
