@@ -97,6 +97,15 @@ struct LinearAttention : GroupedHeads {
   float eps;
 };
 
+struct SoftmaxAttention : GroupedHeads {  // never `causal`: window_right is 0 instead
+  float scale;                            // of the products; 0: 1 / sqrt(d)
+  float softcap;                          // c of c tanh(x / c); 0: none
+  int64_t window_left, window_right;      // keys that a query sees on each side; -1: all
+  const void* sink;                       // [heads], null: none
+  const void* bias;                       // [heads, 2 bias_reach + 1], by the distance of the key; null: none
+  int64_t bias_reach;
+};
+
 struct Fastformer : Sequence {
   const void *alpha_weight, *beta_weight;  // [channels, heads]
   int64_t heads;
@@ -143,6 +152,7 @@ void aft_local(const AftLocal&, const Parallel&);
 void aft_conv(const AftConv&, const Parallel&);
 void efficient_attention(const EfficientAttention&, const Parallel&);
 void linear_attention(const LinearAttention&, const Parallel&);
+void softmax_attention(const SoftmaxAttention&, const Parallel&);
 void fastformer(const Fastformer&, const Parallel&);
 void recurrent_linear_attention(const RecurrentLinearAttention&, const Parallel&);
 void causal_depthwise_conv(const CausalDepthwiseConv&, const Parallel&);

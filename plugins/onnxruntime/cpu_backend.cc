@@ -31,6 +31,7 @@ const Backend kBackend = {"CPUExecutionProvider", Device::kCpu, {aft::Element::k
 std::vector<Operator> other_operators() {
   std::vector<Operator> all(std::begin(kEncoderOperators), std::end(kEncoderOperators));
   all.insert(all.end(), std::begin(kRecurrentOperators), std::end(kRecurrentOperators));
+  all.push_back(kSoftmaxAttention);
   return all;
 }
 

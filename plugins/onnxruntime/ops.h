@@ -51,5 +51,6 @@ std::vector<Operator> operators_of(const std::vector<Mechanism>&);
 
 extern const Operator kEncoderOperators[5];    // encoder_ops.cc
 extern const Operator kRecurrentOperators[2];  // recurrent_ops.cc
+extern const Operator kSoftmaxAttention;       // softmax_attention_op.cc
 
 }  // namespace ops

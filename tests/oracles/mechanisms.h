@@ -376,4 +376,45 @@ inline RecurrenceResult causal_depthwise_conv(const Convolution& d) {
   return result;
 }
 
+// The settings of softmax attention; -1 as a window: all keys. sink [heads] and bias [heads, 2 bias_reach + 1] or null.
+struct SoftmaxAttention {
+  double scale, softcap;
+  int64_t window_left, window_right;
+  const double *sink, *bias;
+  int64_t bias_reach;
+};
+
+// Vaswani et al., Attention Is All You Need, arXiv 1706.03762, eq. 1, over the keys in a window; a row without keys is 0.
+inline Values softmax_attention(const Document& d, const Heads& heads, const SoftmaxAttention& a) {
+  Values output(d.tokens * heads.output_channels());
+  const double scale = a.scale > 0 ? a.scale : 1 / std::sqrt(static_cast<double>(heads.width));
+  for (int64_t h = 0; h < heads.heads; ++h)
+    for (int64_t t = 0; t < d.length; ++t) {
+      const int64_t begin = a.window_left < 0 ? 0 : std::max<int64_t>(0, t - a.window_left);
+      const int64_t end = a.window_right < 0 ? heads.keys : std::min(heads.keys, t + a.window_right + 1);
+      if (begin >= end) continue;
+      const double* query = d.query + t * d.channels + h * heads.width;
+      const double* key = d.key + heads.group(h) * heads.width;
+      Values weights(end - begin);
+      double highest = a.sink ? a.sink[h] : -INFINITY, sum = 0;
+      for (int64_t u = begin; u < end; ++u) {
+        double logit = 0;
+        for (int64_t c = 0; c < heads.width; ++c) logit += query[c] * key[u * heads.key_channels() + c];
+        logit *= scale;
+        if (a.softcap > 0) logit = a.softcap * std::tanh(logit / a.softcap);
+        const int64_t distance = std::clamp(u - t, -a.bias_reach, a.bias_reach);
+        if (a.bias) logit += a.bias[h * (2 * a.bias_reach + 1) + distance + a.bias_reach];
+        weights[u - begin] = logit;
+        highest = std::max(highest, logit);
+      }
+      for (double& weight : weights) sum += weight = std::exp(weight - highest);
+      sum += a.sink ? std::exp(a.sink[h] - highest) : 0;
+      for (double& weight : weights) weight /= sum;
+      const double* value = d.value + begin * heads.value_channels() + heads.group(h) * heads.value_width;
+      const Values mixed = weighted_sum(weights, value, heads.value_channels(), heads.value_width);
+      std::copy(mixed.begin(), mixed.end(), output.begin() + t * heads.output_channels() + h * heads.value_width);
+    }
+  return output;
+}
+
 }  // namespace oracle

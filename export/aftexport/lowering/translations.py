@@ -19,7 +19,7 @@ from aftexport.lowering.scan_translations import attention_translation, constant
 from aftexport.lowering.size_floats import size_translations
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.operators.schema import Attribute
-from aftexport.operators.torch_ops import OPERATORS, RECURRENT_OPERATORS, Operator
+from aftexport.operators.torch_ops import OPERATORS, SINGLE_OPERATORS, Operator
 
 _SMALL = 0.5
 """The bound up to which 1 - erf(x) keeps all its digits."""
@@ -217,7 +217,7 @@ def translations(max_tokens: int = MAX_WHOLE_TOKENS) -> dict[Any, Callable[..., 
     return (
         _scalar_functions()
         | _deviations()
-        | {o.torch_op: _translation(o) for o in (OPERATORS | RECURRENT_OPERATORS).values()}
+        | {o.torch_op: _translation(o) for o in (OPERATORS | SINGLE_OPERATORS).values()}
         | {
             _aten.adaptive_avg_pool1d.default: _adaptive_avg_pool1d,
             _aten.amax.default: _amax,

@@ -11,7 +11,6 @@ import onnx
 import onnx.inliner
 
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION, operator_name, opset_of
-from aftexport.operators.mechanisms import RECURRENT_OPERATORS
 from aftexport.operators.registry import ALL_OPERATORS, operator_of
 
 _Form = tuple[tuple[str, ...], tuple[str, ...]]
@@ -91,9 +90,11 @@ _SUFFIX = "Portable"
 def takes_form(library: str, node: onnx.NodeProto) -> bool:
     """Return whether the kernels of a library of ``aftplugins.RUNTIMES`` take our node."""
     operator = operator_of(node.op_type)
-    if operator is None or library == "onnxruntime":
+    if operator is None:
         return True
-    return not operator.cpu_only_parts(node) and operator.op_type not in RECURRENT_OPERATORS
+    if library not in operator.libraries:
+        return False
+    return library == "onnxruntime" or not operator.cpu_only_parts(node)
 
 
 def choose_kernels(model: onnx.ModelProto, library: str) -> bool:

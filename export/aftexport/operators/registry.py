@@ -6,7 +6,7 @@ from aftexport.operators.schema import OnnxOperator
 
 ALL_OPERATORS: dict[str, OnnxOperator] = {
     **mechanisms.OPERATORS,
-    **mechanisms.RECURRENT_OPERATORS,
+    **mechanisms.SINGLE_OPERATORS,
     **mechanisms.PRODUCT_OPERATORS,
     **encoder.OPERATORS,
 }

@@ -60,6 +60,8 @@ class OnnxOperator:
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     sizes: Callable[[Mapping[str, Any]], dict[str, int]] = lambda _: {}
     nonnegative: Callable[[Mapping[str, Any]], Mapping[str, int]] = lambda _: {}
+    # the kernel libraries that have the operator, see ``aftplugins.RUNTIMES``
+    libraries: tuple[str, ...] = ("onnxruntime", "onnxruntime_cuda", "tensorrt")
 
     @property
     def required_inputs(self) -> tuple[str, ...]:

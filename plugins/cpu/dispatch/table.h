@@ -19,6 +19,7 @@
   X(isa, aft_conv, AftConv)                                    \
   X(isa, efficient_attention, EfficientAttention)              \
   X(isa, linear_attention, LinearAttention)                    \
+  X(isa, softmax_attention, SoftmaxAttention)                  \
   X(isa, fastformer, Fastformer)                               \
   X(isa, recurrent_linear_attention, RecurrentLinearAttention) \
   X(isa, causal_depthwise_conv, CausalDepthwiseConv)

@@ -354,6 +354,40 @@ void linear_attention(Case& one) {
   });
 }
 
+void softmax_attention(Case& one) {
+  auto p = one.shape_params<aft::SoftmaxAttention>();
+  if (one.random.one_in(8)) one.channels = p.channels = one.heads * one.random.between(200, 264);
+  const oracle::Heads heads = one.draw_heads(p, one.range);
+  const int64_t beyond = one.tokens + 5;
+  const auto draw_window = [&] {
+    return one.random.one_in(3) ? -1 : one.random.between(0, one.random.choose({3, 90, 600}));
+  };
+  p.window_left = draw_window();
+  p.window_right = one.causal ? 0 : draw_window();
+  p.scale = one.random.choose({0.0f, 0.25f, 1.0f});
+  p.softcap = one.random.choose({0.0f, 0.0f, 5.0f, 50.0f});
+  oracle::SoftmaxAttention settings{p.scale, p.softcap, p.window_left, p.window_right, nullptr, nullptr, 0};
+  if (one.random.one_in(3)) {
+    const auto& sink = one.input(one.heads, one.range);
+    p.sink = sink.buffer->data();
+    settings.sink = sink.values.data();
+  }
+  if (one.random.one_in(3)) {
+    p.bias_reach = settings.bias_reach = one.random.between(0, one.random.choose<int64_t>({2, 40, beyond}));
+    const auto& bias = one.input(one.heads * (2 * p.bias_reach + 1), one.range);
+    p.bias = bias.buffer->data();
+    settings.bias = bias.values.data();
+  }
+  // An error of a logit is one of its weight: float32 has seven digits of the terms of a product.
+  const double scale = p.scale > 0 ? p.scale : 1 / std::sqrt(heads.width);
+  const double logits =
+      scale * static_cast<double>(heads.width) * largest(one.values_of(0)) * largest(one.values_of(1));
+  one.bound += 3e-7 * logits;
+  one.check(
+      "softmax_attention", aft::softmax_attention, p, largest(one.values_of(2)),
+      [&](const Document& d, int64_t b) { return oracle::softmax_attention(d, one.heads_of(heads, b), settings); });
+}
+
 // The weights are such that logits stay in +-range, as the other mechanisms' do.
 void fastformer(Case& one) {
   const auto &query = one.sequence(), &key = one.sequence(), &value = one.sequence();
@@ -372,8 +406,8 @@ void fastformer(Case& one) {
             });
 }
 
-constexpr void (*kMechanisms[])(Case&) = {aft_simple,          aft_full,         aft_local, aft_conv,
-                                          efficient_attention, linear_attention, fastformer};
+constexpr void (*kMechanisms[])(Case&) = {aft_simple,          aft_full,         aft_local,  aft_conv,
+                                          efficient_attention, linear_attention, fastformer, softmax_attention};
 
 }  // namespace
 

@@ -18,8 +18,13 @@
 
 using Numbers = std::vector<float>;
 
-// For aft::Parallel: `pool` points to the number of threads.
+// For aft::Parallel: `pool` points to the number of threads. One thread takes the tasks from the last to the first, so
+// that a task which writes results of another one is found.
 inline void run_on_threads(void* pool, size_t tasks, void (*body)(void*, size_t), void* context) {
+  if (*static_cast<int*>(pool) == 1) {
+    while (tasks > 0) body(context, --tasks);
+    return;
+  }
   std::atomic<size_t> next{0};
   std::vector<std::thread> threads;
   for (int i = 0; i < *static_cast<int*>(pool); ++i)

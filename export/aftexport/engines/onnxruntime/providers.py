@@ -21,7 +21,7 @@ from aftexport.engines.onnxruntime.package import VERSION, onnxruntime
 from aftexport.errors import EngineError
 from aftexport.operators.domain import DOMAIN, operator_name, opset_of
 from aftexport.operators.encoder import ARITHMETIC_OPERATORS, LAYER_NORM_FEED_FORWARD, Arithmetic
-from aftexport.operators.mechanisms import RECURRENT_OPERATORS
+from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.operators.schema import OnnxOperator
 from aftexport.system.installation import install_command
 
@@ -71,7 +71,9 @@ class ExecutionProvider:
         """Check that a GPU has kernels for operators, unless the user switched them off."""
         if not self.needs_gpu or self.kernels or _are_kernels_off():
             return
-        without = {*ARITHMETIC_OPERATORS, *RECURRENT_OPERATORS}
+        without = {*ARITHMETIC_OPERATORS} | {
+            name for name, o in ALL_OPERATORS.items() if self.library not in o.libraries
+        }
         if needed := sorted({operator_name(name) for name in operators} - without):
             raise EngineError(
                 f"Expected CUDA kernels for {' and '.join(needed)}, got none: "

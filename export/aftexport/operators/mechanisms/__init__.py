@@ -12,6 +12,7 @@ from aftexport.operators.mechanisms import (
 from aftexport.operators.mechanisms.aft_full import AFT_FULL_FINISH, AFT_FULL_PREPARE
 from aftexport.operators.mechanisms.causal_depthwise_conv import CAUSAL_DEPTHWISE_CONV
 from aftexport.operators.mechanisms.recurrent_linear_attention import RECURRENT_LINEAR_ATTENTION
+from aftexport.operators.mechanisms.softmax_attention import SOFTMAX_ATTENTION
 from aftexport.operators.schema import MechanismOperator, OnnxOperator
 
 _MODULES = (
@@ -33,6 +34,12 @@ RECURRENT_OPERATORS: dict[str, MechanismOperator] = {
 }
 """The operators with a state, by ONNX name; they have a direction or none instead of a twin."""
 
+SINGLE_OPERATORS: dict[str, MechanismOperator] = {
+    **RECURRENT_OPERATORS,
+    SOFTMAX_ATTENTION.op_type: SOFTMAX_ATTENTION,
+}
+"""The operators without a causal twin, by ONNX name; softmax attention has windows instead."""
+
 PRODUCT_OPERATORS: dict[str, OnnxOperator] = {
     operator.op_type: operator for operator in (AFT_FULL_PREPARE, AFT_FULL_FINISH)
 }
@@ -46,5 +53,6 @@ __all__ = [
     "OPERATORS",
     "PRODUCT_OPERATORS",
     "RECURRENT_OPERATORS",
+    "SINGLE_OPERATORS",
     "MechanismOperator",
 ]

@@ -103,6 +103,7 @@ CAUSAL_DEPTHWISE_CONV = MechanismOperator(
     stem="causal_depthwise_conv",
     inputs=("input", "weight", "bias", "past_state", "lengths"),
     shapes=("B T C", "C K", "C", "B P C", "B"),
+    libraries=("onnxruntime",),
     optional=("bias", "past_state"),
     outputs=("output", STATE_OUTPUT),
     exponents=(),

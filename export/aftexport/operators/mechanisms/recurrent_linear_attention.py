@@ -519,6 +519,7 @@ RECURRENT_LINEAR_ATTENTION = MechanismOperator(
     stem="recurrent_linear_attention",
     inputs=("query", "key", "value", "past_state", "decay", "beta", "lengths"),
     shapes=("B T QD", "B T KD", "B T VD", "B S dk E", "B T G", "B T H", "B"),
+    libraries=("onnxruntime",),
     optional=("past_state", "decay", "beta"),
     outputs=("output", STATE_OUTPUT),
     exponents=(),

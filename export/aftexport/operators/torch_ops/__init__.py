@@ -20,6 +20,7 @@ from aftexport.operators.torch_ops import (
 )
 from aftexport.operators.torch_ops.causal_depthwise_conv import CAUSAL_DEPTHWISE_CONV
 from aftexport.operators.torch_ops.recurrent_linear_attention import RECURRENT_LINEAR_ATTENTION
+from aftexport.operators.torch_ops.softmax_attention import SOFTMAX_ATTENTION
 from aftexport.operators.torch_ops.torch_op import Operator
 
 _MODULES = (
@@ -41,8 +42,14 @@ RECURRENT_OPERATORS: dict[str, Operator] = {
 }
 """The operators with a state, by ONNX name."""
 
+SINGLE_OPERATORS: dict[str, Operator] = {
+    **RECURRENT_OPERATORS,
+    SOFTMAX_ATTENTION.op_type: SOFTMAX_ATTENTION,
+}
+"""The operators without a causal twin, by ONNX name."""
+
 _REFERENCES: dict[str, Callable[..., Tensor | tuple[Tensor, ...]]] = {
-    **{name: o.reference for name, o in (OPERATORS | RECURRENT_OPERATORS).items()},
+    **{name: o.reference for name, o in (OPERATORS | SINGLE_OPERATORS).items()},
     "AftFullPrepare": aft_full.prepare,
     "AftFullFinish": aft_full.finish,
     "LayerNormFastformer": encoder.layer_norm_fastformer,
@@ -62,4 +69,4 @@ def expected_outputs(
     return result if isinstance(result, tuple) else (result,)
 
 
-__all__ = ["OPERATORS", "RECURRENT_OPERATORS", "Operator", "expected_outputs"]
+__all__ = ["OPERATORS", "RECURRENT_OPERATORS", "SINGLE_OPERATORS", "Operator", "expected_outputs"]

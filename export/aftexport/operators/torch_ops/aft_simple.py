@@ -22,11 +22,11 @@ from aftexport.operators.numerics import (
     softmax_mean,
     split_heads,
 )
-from aftexport.operators.torch_ops.torch_op import SequenceCall, register_pair
+from aftexport.operators.torch_ops.torch_op import TwinCall, register_pair
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _AftSimple(SequenceCall):
+class _AftSimple(TwinCall):
     """A call; ``key`` is ``[B, T, D]``, or ``[B, T, num_heads]``."""
 
     gate: str

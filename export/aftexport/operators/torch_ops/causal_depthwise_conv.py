@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from aftexport.operators.numerics import check_lengths, valid_keys
-from aftexport.operators.torch_ops.torch_op import Call, Shapes, register_recurrent
+from aftexport.operators.torch_ops.torch_op import Call, Shapes, register_single
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,4 +69,4 @@ class _CausalDepthwiseConv(Call):
         return self.reference()
 
 
-CAUSAL_DEPTHWISE_CONV = register_recurrent("CausalDepthwiseConv", _CausalDepthwiseConv)
+CAUSAL_DEPTHWISE_CONV = register_single("CausalDepthwiseConv", _CausalDepthwiseConv)

@@ -20,11 +20,11 @@ from aftexport.operators.numerics import (
     split_heads,
     valid_keys,
 )
-from aftexport.operators.torch_ops.torch_op import GroupedHeadsCall, register_pair
+from aftexport.operators.torch_ops.torch_op import GroupedHeadsCall, TwinCall, register_pair
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _EfficientAttention(GroupedHeadsCall):
+class _EfficientAttention(GroupedHeadsCall, TwinCall):
     normalization: str
     scale: float
 

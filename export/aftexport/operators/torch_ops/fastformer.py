@@ -15,11 +15,11 @@ from aftexport.operators.numerics import (
     split_heads,
 )
 from aftexport.operators.torch_ops.aft_simple import prefix_means, running_means
-from aftexport.operators.torch_ops.torch_op import SequenceCall, register_pair
+from aftexport.operators.torch_ops.torch_op import TwinCall, register_pair
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Fastformer(SequenceCall):
+class _Fastformer(TwinCall):
     """A call; ``alpha_weight`` and ``beta_weight`` are ``[D, H]``."""
 
     alpha_weight: Tensor

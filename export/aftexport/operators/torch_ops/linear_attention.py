@@ -14,11 +14,11 @@ from aftexport.operators.numerics import (
     split_heads,
     valid_keys,
 )
-from aftexport.operators.torch_ops.torch_op import GroupedHeadsCall, register_pair
+from aftexport.operators.torch_ops.torch_op import GroupedHeadsCall, TwinCall, register_pair
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _LinearAttention(GroupedHeadsCall):
+class _LinearAttention(GroupedHeadsCall, TwinCall):
     feature_map: str
     normalizer: str
     eps: float

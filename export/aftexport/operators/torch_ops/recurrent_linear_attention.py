@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 from aftexport.operators.mechanisms.linear_attention import MIN_EPS
 from aftexport.operators.mechanisms.recurrent_linear_attention import DELTA_RULES, GATED_RULES
 from aftexport.operators.numerics import check_lengths, check_positive_eps, valid_keys
-from aftexport.operators.torch_ops.torch_op import Call, Shapes, register_recurrent
+from aftexport.operators.torch_ops.torch_op import Call, Shapes, register_single
 
 _CHUNK = 64
 """The number of tokens whose pairs are multiplied out."""
@@ -371,6 +371,4 @@ def _backwards(tensor: Tensor) -> Tensor:
     return tensor.flip(1)
 
 
-RECURRENT_LINEAR_ATTENTION = register_recurrent(
-    "RecurrentLinearAttention", _RecurrentLinearAttention
-)
+RECURRENT_LINEAR_ATTENTION = register_single("RecurrentLinearAttention", _RecurrentLinearAttention)

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from aftexport.operators.mechanisms import OPERATORS, RECURRENT_OPERATORS, MechanismOperator
+from aftexport.operators.mechanisms import OPERATORS, SINGLE_OPERATORS, MechanismOperator
 from aftexport.operators.numerics import (
     Sums,
     apply_gate,
@@ -63,7 +63,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SequenceCall(Call):
-    """A call of a mechanism that has a causal twin."""
+    """A call with query, key and value."""
 
     # The output has the shape of the query if the subclass does not say otherwise.
 
@@ -71,7 +71,6 @@ class SequenceCall(Call):
     key: Tensor
     value: Tensor
     lengths: Tensor  # int64 [B]
-    causal: bool  # whether a row sees only the keys up to its own position
 
     def shapes(self) -> Shapes:
         """Return the shape of each output."""
@@ -79,7 +78,14 @@ class SequenceCall(Call):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class BiasedCall(SequenceCall):
+class TwinCall(SequenceCall):
+    """A call of a mechanism that has a causal twin."""
+
+    causal: bool  # whether a row sees only the keys up to its own position
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BiasedCall(TwinCall):
     """A call of an attention-free mechanism, whose keys have biases."""
 
     gate: str
@@ -107,7 +113,7 @@ class BiasedCall(SequenceCall):
         return apply_gate(self.gate, self.query, mean.flatten(2))
 
 
-def register_pair(op_type: str, call: type[SequenceCall]) -> tuple[Operator, Operator]:
+def register_pair(op_type: str, call: type[TwinCall]) -> tuple[Operator, Operator]:
     """Register a mechanism and its causal twin in torch, and return them."""
 
     def register(name: str, *, causal: bool) -> Operator:
@@ -116,10 +122,10 @@ def register_pair(op_type: str, call: type[SequenceCall]) -> tuple[Operator, Ope
     return register(op_type, causal=False), register(f"Causal{op_type}", causal=True)
 
 
-def register_recurrent(op_type: str, call: type[Call]) -> Operator:
-    """Register an operator with a state in torch, and return it."""
+def register_single(op_type: str, call: type[Call]) -> Operator:
+    """Register an operator without a causal twin in torch, and return it."""
     # call.compute returns no tensor that shares memory with an input.
-    return _register(RECURRENT_OPERATORS[op_type], partial(call, op_type=op_type))
+    return _register(SINGLE_OPERATORS[op_type], partial(call, op_type=op_type))
 
 
 def _register(operator: MechanismOperator, call: Callable[..., Call]) -> Operator:
