@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aftserve.model.costs import CostModel, Measurement
 from aftserve.scheduling.batching import Job, next_batch
@@ -79,6 +81,12 @@ def test_late_document_is_not_overtaken() -> None:
     assert chosen(jobs) == [0]
 
 
+@given(
+    tokens=st.lists(st.integers(1, 5000), min_size=1, max_size=90),
+    promised=st.floats(0, 1),
+    budget=st.integers(1, 20_000),
+    masks_padding=st.booleans(),
+)
 def test_batch_has_oldest_and_keeps_limits(
     tokens: list[int], promised: float, budget: int, masks_padding: bool
 ) -> None:
