@@ -10,7 +10,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from aftexport.capture.model_inputs import InputSpec
+from aftexport.capture.model_spec import InputSpec
 from aftexport.capture.vocabulary import read_maximum, read_vocabulary
 from aftexport.errors import TraceError, UsageError
 from aftexport.extra_inputs import ExtraInput

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from aftexport.bundle.golden import OPERATOR_OUTPUT, Array, Case, join_outputs
-from aftexport.capture.model_inputs import InputSpec
+from aftexport.capture.model_spec import InputSpec
 from aftexport.capture.reference_module import ReferenceModule
 from aftexport.capture.shape_guards import last_own_line
 from aftexport.engines.torch import TorchEngine

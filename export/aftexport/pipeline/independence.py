@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle.golden import Array, random_tokens
-from aftexport.capture.model_inputs import InputSpec
+from aftexport.capture.model_spec import InputSpec
 from aftexport.engines import Engine
 from aftexport.extra_inputs import ExtraInput, stacked, values_of
 from aftexport.parity.comparison import Differences

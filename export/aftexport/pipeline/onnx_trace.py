@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from aftexport.bundle.golden import Array, Case
-from aftexport.capture.model_inputs import InputSpec
+from aftexport.capture.model_spec import InputSpec
 from aftexport.engines import Stop, Tensors
 from aftexport.engines.cast_graph import add_float64_operators, widen, widened_bytes
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine

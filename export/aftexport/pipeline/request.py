@@ -10,7 +10,7 @@ import onnx
 from aftexport.bundle.features import Features, read_features
 from aftexport.bundle.output_path import check_output_path
 from aftexport.bundle.tokenizer import BYTES, byte_tokenizer, check_tokenizer, check_vocabulary
-from aftexport.capture.model_inputs import InputSpec
+from aftexport.capture.model_spec import InputSpec
 from aftexport.deploy.build_engine import check_options
 from aftexport.errors import UsageError
 from aftexport.extra_inputs import ExtraInput, parse_inputs

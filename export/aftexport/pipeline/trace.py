@@ -20,12 +20,12 @@ from aftexport.capture.failure import OneWayError
 from aftexport.capture.input_spec import input_spec
 from aftexport.capture.model_inputs import (
     ForwardSignature,
-    InputSpec,
     ModelInputs,
     features_of,
     with_plain_inputs,
 )
 from aftexport.capture.model_outputs import output_names, single_numbers
+from aftexport.capture.model_spec import InputSpec
 from aftexport.capture.reference_module import ReferenceModule
 from aftexport.checkpoint import Checkpoint
 from aftexport.engines.torch import TorchEngine

@@ -9,7 +9,7 @@ import onnx
 from numpy.typing import NDArray
 
 from aftexport.bundle.golden import Array, Case, random_tokens
-from aftexport.capture.model_inputs import InputSpec
+from aftexport.capture.model_spec import InputSpec
 from aftexport.lowering.evidence import Explainable
 from aftexport.parity.activations import Beyond
 from aftexport.recognition.result import Recognition

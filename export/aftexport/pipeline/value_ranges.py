@@ -8,7 +8,7 @@ import onnx
 
 from aftexport.bundle.golden import Array, Case, random_tokens
 from aftexport.bundle.tokenizer import parse_tokenizer
-from aftexport.capture.model_inputs import InputSpec
+from aftexport.capture.model_spec import InputSpec
 from aftexport.chunked.softmaxes import count_softmax_attention
 from aftexport.errors import UsageError
 from aftexport.operators.domain import operators_in

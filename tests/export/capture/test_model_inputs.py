@@ -12,10 +12,10 @@ from aftexport.capture.capture import capture
 from aftexport.capture.input_spec import input_spec
 from aftexport.capture.model_inputs import (
     ForwardSignature,
-    InputSpec,
     features_of,
     with_plain_inputs,
 )
+from aftexport.capture.model_spec import InputSpec
 from aftexport.errors import TraceError, UsageError
 
 WITH_LENGTHS = ("input_features", "lengths")

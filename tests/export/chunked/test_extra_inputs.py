@@ -13,7 +13,7 @@ from aftexport.bundle.bundle import CHUNKED
 from aftexport.bundle.manifest import ChunkedPlan
 from aftexport.capture.capture import capture
 from aftexport.capture.input_spec import input_spec
-from aftexport.capture.model_inputs import InputSpec
+from aftexport.capture.model_spec import InputSpec
 from aftexport.capture.reference_module import ReferenceModule
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.runner import ChunkedModel

@@ -398,7 +398,7 @@ def test_wide_output_streams_to_file(tmp_path: Path) -> None:
     short, long = peak_mib(lambda: write(20_000)), peak_mib(lambda: write(ids.size))
     if short is None or long is None:
         pytest.skip("the kernel keeps no count of the highest resident memory")
-    assert long < short + 16  # the file has 192 MiB
+    assert long < short + 64  # the file has 192 MiB
     found = np.memmap(path, np.float32, "r", shape=(ids.size, 768))
     truth = chunks.expected(ids)["vectors"][0]
     assert np.abs(found - truth).max() <= 1e-4 * np.abs(truth).max()

@@ -10,7 +10,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
-from aftexport.capture.model_inputs import InputSpec
+from aftexport.capture.model_spec import InputSpec
 from aftexport.errors import UsageError
 from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
