@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aftexport.parity.page import LogAxis
+from aftexport.parity.plots import LogAxis
 from benchmarks.plot import MARKERS, Panel, Style, draw, svg, text
 from benchmarks.record import FOLDER
 from benchmarks.table_parts import TITLES, label

@@ -7,7 +7,7 @@ from itertools import cycle
 from math import ceil, floor, log10
 from pathlib import Path
 
-from aftexport.parity.page import LogAxis
+from aftexport.parity.plots import LogAxis
 
 COLORS = {
     "blue": ("#2a6f97", "#6cb4dd"),

@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any, Literal
 
 from benchmarks.processor import read_processor
+
+if TYPE_CHECKING:  # a GPU machine lacks it
+    from rich.console import Console
 
 Row = dict[str, Any]
 Kind = Literal["models", "operators", "chunks", "recurrent"]
@@ -47,7 +48,7 @@ class Refusals:
             {"mechanism": mechanism, "tokens": tokens, "contender": contender, "reason": reason}
         )
 
-    def show(self, console: Console) -> None:
+    def show(self, console: "Console") -> None:
         """Print every refusal."""
         for row in self.rows:
             console.print("{contender} of {mechanism}, {tokens:,} tokens {reason}".format_map(row))
