@@ -48,6 +48,7 @@ def thaw() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_unload_releases_frozen_model(bundle_folder: Path, tmp_path: Path, thaw: None) -> None:
     """A frozen cycle of objects would keep the memory of a model."""
     folder = tmp_path / "bundles"

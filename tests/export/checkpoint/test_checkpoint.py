@@ -95,6 +95,7 @@ def test_state_dict_loads_into_factory_module(name: str, wrapped: bool, tmp_path
     assert module.head.bias.tolist() == [7, 7, 7]
 
 
+@pytest.mark.slow
 def test_pickled_module_imports_from_working_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import torch\nclass Mine(torch.nn.Linear): pass\n")
     save = "import torch, mine; torch.save(mine.Mine(2, 2), 'model.pt')"

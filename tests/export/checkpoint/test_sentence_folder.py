@@ -44,6 +44,7 @@ def test_poolings_are_those_of_library(
         np.testing.assert_allclose(vector, sentences.pooled(rows, modes), atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize(
     ("modes", "kinds", "transformer", "class_name"),

@@ -152,6 +152,7 @@ def test_labels_allow_spaces_after_commas(
     assert Bundle.open(tmp_path / "b").manifest.heads["logits"].names == ("a", "b b", "c")
 
 
+@pytest.mark.slow
 def test_file_size_limit_blames_no_path(checkpoint_file: Path, tmp_path: Path) -> None:
     """A file that grows too large is not blamed on its path."""
     code = (
@@ -360,6 +361,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_export_leaves_nothing(

@@ -71,6 +71,7 @@ def by_definition(model: DocumentClassifier) -> tuple[Tensor, Tensor]:
         return logits, added[torch.arange(3), :, chosen]
 
 
+@pytest.mark.slow
 @pytest.mark.table(keep=0.25, by=lambda mechanism, pooling: mechanism)
 @pytest.mark.parametrize("mechanism", MECHANISM_LAYERS)
 @pytest.mark.parametrize("pooling", ["mean", "attention"])

@@ -158,6 +158,7 @@ def test_wrong_labels_are_refused(labels: Any, message: str, tmp_path: Path) -> 
         load(tmp_path / "model.pt")
 
 
+@pytest.mark.slow
 def test_saved_model_is_exported(tmp_path: Path) -> None:
     aftexport.save(tmp_path / "model.pt", model=make_model(), labels=LABELS)
     bundle = export(tmp_path / "model.pt")

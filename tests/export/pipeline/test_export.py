@@ -33,6 +33,7 @@ def second_export(
     return folder / "deep" / "er" / "result"
 
 
+@pytest.mark.slow
 def test_two_exports_are_identical(bundle_folder: Path, second_export: Path) -> None:
     """The bundles of one checkpoint are the same byte for byte."""
     assert listing(bundle_folder) == listing(second_export)
@@ -118,6 +119,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 def test_half_precision_pytorch_layer_runs(tmp_path: Path) -> None:
     """ONNX Runtime 1.31 crashed the process while it optimized this graph."""
     (tmp_path / "own.py").write_text(_LAYER_OF_PYTORCH)
@@ -358,6 +360,7 @@ def test_cheap_checks_come_before_capture(tmp_path: Path, monkeypatch: pytest.Mo
             export(factory="tiny_models:Bag", out=tmp_path / "b", **options)
 
 
+@pytest.mark.slow
 def test_padding_of_library_model_is_its_own(tmp_path: Path) -> None:
     """GPT-2 searches for the token before the padding; a wrapper gives it ids and a mask."""
     bundle = export(factory=f"{__name__}:wrapped_library_model", out=tmp_path / "b")

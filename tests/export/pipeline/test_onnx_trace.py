@@ -191,6 +191,7 @@ def test_model_that_is_too_large_for_float64(
     assert bundle.manifest.reference == "float32"
 
 
+@pytest.mark.slow
 def test_mean_of_documentation_has_evidence(tmp_path: Path) -> None:
     """The example in docs/how-to/onnx-file.md."""
     page = (ROOT / "docs" / "how-to" / "onnx-file.md").read_text("utf-8")

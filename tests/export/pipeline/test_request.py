@@ -152,6 +152,7 @@ def test_concurrent_bundle_is_not_replaced(
     assert [path.name for path in tmp_path.iterdir()] == ["model.bundle"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are of any bytes on Linux")
 def test_names_outside_unicode_work(checkpoint_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"\xfcber")

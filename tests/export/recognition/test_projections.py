@@ -150,6 +150,7 @@ def test_transposes_of_fixed_batch_fold(name: str, batch: int, axes: dict[int, s
     assert_equal(module, model, example(batch, 8, 4, 6), *others)
 
 
+@pytest.mark.slow
 def test_channels_split_by_other_exporter() -> None:
     """Only the keys, whose softmax is outside, stay rows of the image."""
     torch.manual_seed(1)

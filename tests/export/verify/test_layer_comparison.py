@@ -92,6 +92,7 @@ def check(found: Layers, fault: Fault) -> None:
     assert fault.finding in " ".join(blame.findings)
 
 
+@pytest.mark.slow
 def test_faultless_model_is_within_everywhere(mixed: Exported, tmp_path: Path) -> None:
     found = mixed.compare(mixed.copy(), tmp_path)
     assert (found.first, found.blame) == (None, None)

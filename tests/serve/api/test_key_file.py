@@ -66,6 +66,7 @@ def write(file: Path, *sections: str) -> None:
     other.replace(file)
 
 
+@pytest.mark.slow
 def test_changed_file_takes_effect(guarded: Guarded) -> None:
     (old, one), (new, other) = make_key("old", None), make_key("new", None, admin=True)
     message = guarded.wait_for_more("info", lambda: write(guarded.file, one))

@@ -77,6 +77,7 @@ def peak_mib(process: int) -> float:
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
+@pytest.mark.slow
 def test_hostile_bodies_leave_memory_unchanged(server: tuple[str, int]) -> None:
     address, process = server
 

@@ -41,6 +41,7 @@ def test_server_runs_without_torch(bundle_folder: Path, tmp_path: Path) -> None:
     assert blocked.out.strip() in ("invoice", "contract", "letter")
 
 
+@pytest.mark.slow
 def test_engine_bundle_without_gpu_uses_onnxruntime(
     no_gpu: None, rtx_bundle: Path, tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def check_answers(address: str, name: str, alone: dict[str, Result], start: str 
     assert {one["label"]: one["score"] for one in predicted[0]} == scores
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_models_answer_as_alone(name: str, both: str, alone: dict[str, Result]) -> None:
     check_answers(both, name, alone, f"/models/{name}")

@@ -65,6 +65,7 @@ def streaming(address: str, text: str, *headers: str) -> Iterator[socket.socket]
         yield connection
 
 
+@pytest.mark.slow
 def test_long_answer_is_that_of_pytorch(server: tuple[str, int], document: str) -> None:
     expected = served_heads.outputs(list(document.encode()))
     scores = expected["tags"].softmax(1)

@@ -118,6 +118,7 @@ def test_unread_answer_holds_no_model(served: GrpcServer) -> None:
         method(channel, "RepositoryModelLoad")(load, metadata=KEYS, timeout=60)
 
 
+@pytest.mark.slow
 def test_unread_answer_leaves_orderly_end(bundle_folder: Path, tmp_path: Path) -> None:
     request = ids_request("model", [5, 6]).SerializeToString()
     with (

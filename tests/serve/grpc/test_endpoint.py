@@ -251,6 +251,7 @@ def test_slow_small_messages_lose_turns(bundle_folder: Path, tmp_path: Path) -> 
         )
 
 
+@pytest.mark.slow
 def test_client_may_send_keepalive_pings(hanging: Path, tmp_path: Path) -> None:
     assert Settings().grpc_min_ping_seconds < 10  # the least that clients of gRPC allow
     pings = [("grpc.keepalive_time_ms", 300), ("grpc.http2.max_pings_without_data", 0)]
@@ -264,6 +265,7 @@ def test_client_may_send_keepalive_pings(hanging: Path, tmp_path: Path) -> None:
         assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
+@pytest.mark.slow
 def test_silent_client_is_dead(hanging: Path, tmp_path: Path) -> None:
     """It answers no ping, as a machine that has lost its power."""
     request = ids_request(MODEL, [ENDLESS]).SerializeToString()
@@ -276,6 +278,7 @@ def test_silent_client_is_dead(hanging: Path, tmp_path: Path) -> None:
         eventually(lambda: running(server) == 0, "the run stops")
 
 
+@pytest.mark.slow
 def test_health_service_follows_readiness(bundle_folder: Path, tmp_path: Path) -> None:
     serving, gone = health_pb2.HealthCheckResponse.SERVING, grpc.StatusCode.NOT_FOUND
     with serving_grpc(bundle_folder, tmp_path / "log", "--drain-seconds", "3") as server:

@@ -68,6 +68,7 @@ def test_body_of_refused_method_is_discarded(method: str, address: str) -> None:
     assert answer.status_code == 405
 
 
+@pytest.mark.slow
 def test_slow_body_gets_408(address: str) -> None:
     with raw_connection(address) as connection:
         connection.sendall(head(100) + b'{"text":')
@@ -79,6 +80,7 @@ def test_slow_body_gets_408(address: str) -> None:
     assert time.monotonic() - started < 20
 
 
+@pytest.mark.slow
 def test_dripping_body_gets_408(address: str) -> None:
     with raw_connection(address) as connection:
         connection.sendall(head(1000))

@@ -201,6 +201,7 @@ def test_reload_endpoint_needs_api_keys(server: str) -> None:
     assert "/reload" not in http.get(f"{server}/openapi.json").json()["paths"]
 
 
+@pytest.mark.slow
 def test_waiting_requests_share_one_reload(
     served_folder: Path, other_bundle: Path, keys: tuple[Path, str, str], tmp_path: Path
 ) -> None:

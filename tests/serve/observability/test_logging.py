@@ -347,6 +347,7 @@ def answers(address: str, path: str = "/healthz") -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGUSR1, 1)])
 def test_full_output_does_not_stop_server(
     number: signal.Signals, code: int, full_pipe: int, bundle_folder: Path

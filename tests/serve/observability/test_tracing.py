@@ -137,6 +137,7 @@ def test_query_behind_encoded_mark_is_redacted(path: str) -> None:
         assert str(value).endswith("REDACTED")
 
 
+@pytest.mark.slow
 def test_silent_collector_does_not_block_shutdown(
     bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def test_span_flips_leave_added_tokens_out() -> None:
     assert count_span_flips(heads, outputs, wanted, NO_MARKS) == {"tags": 1}
 
 
+@pytest.mark.slow
 def test_shadow_compares_rows_of_tokens(
     heads_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -294,6 +294,7 @@ def test_complete_measurement_gets_413() -> None:
         asyncio.run(admit(make_scheduler(model), model, seconds=1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("run", "stall_seconds"), [(failing, 300.0), (stalling, 4.0)])
 def test_failed_measurement_gets_no_413(
     run: Callable[[Stop], None], stall_seconds: float, caplog: pytest.LogCaptureFixture

@@ -183,6 +183,7 @@ def test_shared_run_lasts_until_last_disconnect(address: str, grown: Grown) -> N
     eventually(lambda: grown(STOPPED) == 2, "the run is stopped")
 
 
+@pytest.mark.slow
 def test_deadline_stops_the_run(address: str, grown: Grown) -> None:
     deadline = {"Deadline-Seconds": "5"}  # long enough for a busy machine to begin the run
     assert post(address, [ENDLESS], **deadline).status_code == 504
@@ -190,6 +191,7 @@ def test_deadline_stops_the_run(address: str, grown: Grown) -> None:
     assert post(address, [5]).status_code == 200
 
 
+@pytest.mark.slow
 def test_deadline_ends_wait_in_queue(address: str, grown: Grown) -> None:
     with asking(address, [ENDLESS]):
         # The run has been late for less than the deadline, so the request is admitted.
@@ -221,6 +223,7 @@ def test_poisoned_document_fails_its_request(address: str) -> None:
     assert post(address, [5], [6]).status_code == 200
 
 
+@pytest.mark.slow
 def test_stalled_run_is_stopped(hanging: Path, tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     with serving(hanging, tmp_path / "log", *SOON) as (address, _):
         stalled = pool.submit(post, address, [ENDLESS])
@@ -230,6 +233,7 @@ def test_stalled_run_is_stopped(hanging: Path, tmp_path: Path, pool: ThreadPoolE
         assert http.get(f"{address}/readyz").status_code == 200
 
 
+@pytest.mark.slow
 def test_unstoppable_run_ends_the_process(
     hanging: Path, tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:

@@ -73,6 +73,7 @@ async def test_second_bundle_of_name_waits(
         assert names(models) == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 async def test_unreadable_folder_hides_only_its_models(
     folder: Path, bundle_folder: Path, tmp_path: Path
 ) -> None:
@@ -114,6 +115,7 @@ async def test_unreadable_subfolder_is_skipped(
             await models.load("d")
 
 
+@pytest.mark.slow
 async def test_load_follows_renamed_bundle(folder: Path, other_bundle: Path) -> None:
     async with running_models(folder) as models:
         shutil.rmtree(folder / "a.bundle")
@@ -178,6 +180,7 @@ async def test_unload_does_not_wait_for_other_load(folder: Path) -> None:
         assert await states(models) == {"a": "READY", "b": "UNAVAILABLE"}
 
 
+@pytest.mark.slow
 async def test_unload_frees_memory_of_late_fallback(folder: Path) -> None:
     """The breach of one of the last requests begins the fallback."""
     async with running_models(folder, "--on-breach", "fallback") as models:
@@ -209,6 +212,7 @@ async def test_unload_frees_memory_and_metrics(folder: Path) -> None:
         await until(lambda: classifier() is None)
 
 
+@pytest.mark.slow
 async def test_unloaded_model_returns_by_load_only(folder: Path, other_bundle: Path) -> None:
     async with running_models(folder) as models:
         await models.unload("b")
