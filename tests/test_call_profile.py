@@ -12,8 +12,8 @@ SCRIPT = Path(__file__).parent / "support" / "call_profile.py"
 @pytest.mark.parametrize(
     ("kind", "fixture", "max_files"),
     [
-        ("infer", "bundle_folder", 45),
-        pytest.param("export", "checkpoint_file", 209, marks=pytest.mark.slow),
+        ("infer", "bundle_folder", 40),
+        pytest.param("export", "checkpoint_file", 175, marks=pytest.mark.slow),
     ],
 )
 def test_own_files_are_few(
