@@ -33,6 +33,8 @@ RUNTIMES = {
 SYSTEM = {"libstdc++", "libm", "libgcc_s", "libc", "libdl", "libpthread", "librt"}
 EMULATED = {"libemulator"}
 """The library of the emulated GPU, which only the tests' own plugin library needs."""
+if emulated.SANITIZER:
+    EMULATED |= {"libasan", "libubsan", "libtsan"}
 NEEDS_BINUTILS = pytest.mark.skipif(shutil.which("readelf") is None, reason="no binutils")
 
 
