@@ -1,5 +1,6 @@
 // SoftmaxAttention: query, key and value of heads that may share keys, an optional sink and an optional bias.
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 
@@ -11,11 +12,14 @@ namespace ops {
 
 namespace {
 
+// Longer than any document: the kernel adds windows to positions.
+constexpr int64_t kMaxWindow = int64_t{1} << 40;
+
 // A window: a number of keys, or -1 for all.
 int64_t read_window(const Attributes& attributes, const char* name) {
   const int64_t keys = attributes.integer(name, -1);
   expect(keys >= -1, std::string(name) + " is " + std::to_string(keys) + ", expected a number of keys, or -1 for all");
-  return keys;
+  return std::min(keys, kMaxWindow);
 }
 
 float read_factor(const Attributes& attributes, const char* name) {

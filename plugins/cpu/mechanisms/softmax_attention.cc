@@ -36,18 +36,17 @@ constexpr int64_t kTaskRows = 8 * kTileRows;
 constexpr int64_t kStripTokens = 512;
 
 // The sizes of a call.
-struct Sizes {
-  int64_t heads, kv_heads, group, width, value_width, keys;
+struct Sizes : GroupShapes {
+  int64_t width, value_width;  // of a head
+  int64_t keys;
   int64_t chunks;         // of the channels of a head, for the product of queries and keys
   int64_t value_columns;  // value_width rounded up to whole panels
   int64_t block_tokens;   // queries of one head in a task
 
   explicit Sizes(const SoftmaxAttention& p)
-      : heads(p.heads),
-        kv_heads(p.kv_heads ? p.kv_heads : p.heads),
-        group(heads / kv_heads),
-        width(p.channels / heads),
-        value_width(p.value_width ? p.value_width : width),
+      : GroupShapes(p),
+        width(query.width),
+        value_width(value.width),
         keys(key_tokens_of(p)),
         chunks(ceil_div(width, Left::kChunk)),
         value_columns(round_up(value_width, kPanel)),
@@ -105,14 +104,14 @@ void pack_values(const T* value, int64_t stride, const Sizes& sizes, int64_t cou
 }
 
 // The rows of a task: their logits or weights in a tile, the sums of values, and what these are relative to.
-struct Rows {
+struct TaskRows {
   float *queries, *weights, *sums, *totals, *largest;
   int64_t columns;  // of sums
 
   static int64_t floats(const Sizes& sizes) {
     return sizes.rows() * (Left::kPitch * (sizes.chunks + 1) + sizes.value_columns + 2);
   }
-  Rows(float* memory, const Sizes& sizes)
+  TaskRows(float* memory, const Sizes& sizes)
       : queries(memory),
         weights(queries + sizes.rows() * Left::kPitch * sizes.chunks),
         sums(weights + sizes.rows() * Left::kPitch),
@@ -178,7 +177,7 @@ float weigh(float top, const Span& span, float* logits) {
 template <class T>
 void pack_tile(const SoftmaxAttention& p, const Sizes& sizes, int64_t document, int64_t kv_head, int64_t first,
                const Packed& packed) {
-  const int64_t key_stride = sizes.kv_heads * sizes.width, value_stride = sizes.kv_heads * sizes.value_width;
+  const int64_t key_stride = sizes.key.stride, value_stride = sizes.value.stride;
   const int64_t count = packed.tile_keys(first), row = document * sizes.keys + first;
   const T* key = static_cast<const T*>(p.key) + row * key_stride + kv_head * sizes.width;
   const T* value = static_cast<const T*>(p.value) + row * value_stride + kv_head * sizes.value_width;
@@ -334,7 +333,7 @@ class Block {
   const SoftmaxAttention& p_;
   const Sizes& sizes_;
   int64_t document_, kv_head_, first_, tokens_, count_;
-  Rows rows_;
+  TaskRows rows_;
 };
 
 // Attends the queries [first, end) of the heads that share one key and value.
@@ -343,7 +342,7 @@ void attend(const Shared& shared, const Packed& packed, int64_t document, int64_
             float* memory) {
   const SoftmaxAttention& p = shared.p;
   const Sizes& sizes = shared.sizes;
-  const HeadShape shape(sizes.heads * sizes.value_width, sizes.heads);
+  const HeadShape& shape = sizes.output;
   const Output<T> output(p.output, p.batch * p.tokens * shape.stride, shape.width);
   const int64_t length = min(length_of(p, document), end);
   for (int64_t t = first; t < length; t += sizes.block_tokens)
@@ -370,7 +369,7 @@ void attend_all(const Shared& shared, const Parallel& parallel) {
   parallel_for(parallel, p.batch * heads * blocks, [&](int64_t task) {
     const int64_t b = task / blocks / heads, head = task / blocks % heads, first = task % blocks * sizes.block_tokens;
     attend<T>(shared, packed(b, head), b, head, first, min(p.tokens, first + sizes.block_tokens),
-              task_memory(Rows::floats(sizes)));
+              task_memory(TaskRows::floats(sizes)));
   });
 }
 
@@ -387,7 +386,7 @@ void attend_in_strips(const Shared& shared, const Parallel& parallel) {
     const int64_t b = task / heads / strips, first = task / heads % strips * kStripTokens, head = task % heads;
     const int64_t end = min(p.tokens, first + kStripTokens);
     const int64_t last = last_key(p, b, end), begin = min(first_key(p, first), last) / kTileKeys * kTileKeys;
-    float* memory = task_memory(Packed::floats(sizes, most) + Rows::floats(sizes));
+    float* memory = task_memory(Packed::floats(sizes, most) + TaskRows::floats(sizes));
     const Packed packed(sizes, memory, begin, last);
     for (int64_t u = begin; u < last; u += kTileKeys) pack_tile<T>(p, sizes, b, head, u, packed);
     attend<T>(shared, packed, b, head, first, end, memory + Packed::floats(sizes, most));

@@ -10,6 +10,7 @@ from aftexport.operators.numerics import divisor, repeat_heads, split_heads, val
 from aftexport.operators.torch_ops.torch_op import GroupedHeadsCall, register_single
 
 _BLOCK = 256
+"""The number of queries whose products are in memory at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,8 +74,8 @@ class _SoftmaxAttention(GroupedHeadsCall):
             repeat_heads(split_heads(x[:, first:last], self.kv_heads), self.num_heads)
             for x in (self.key, self.value)
         )
-        valid = valid_keys(self.counted, self.key.shape[1])[:, first:last, None, None]
-        keys, values = (torch.where(valid, x, 0) for x in (keys, values))
+        counted = valid_keys(self.counted, self.key.shape[1])[:, first:last]
+        keys, values = (torch.where(counted[..., None, None], x, 0) for x in (keys, values))
         scale = self.scale or queries.shape[-1] ** -0.5
         logits = torch.einsum("bthd,bshd->bhts", queries * scale, keys)
         if self.softcap:
@@ -85,7 +86,7 @@ class _SoftmaxAttention(GroupedHeadsCall):
         if self.bias is not None:
             reach = self.bias.shape[1] // 2
             logits = logits + self.bias[:, distance.clamp(-reach, reach) + reach]
-        seen = valid[:, None, :, 0, 0].logical_and(self._is_inside(distance))[:, None]
+        seen = counted[:, None, None] & self._is_inside(distance)
         logits = torch.where(seen, logits, -torch.inf)
         top = logits.detach().amax(3, keepdim=True)
         if self.sink is not None:

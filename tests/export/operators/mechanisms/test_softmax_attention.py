@@ -72,6 +72,7 @@ FORMS = [
     Form("causal window", Attributes(window_left=64, window_right=0)),
     Form("itself", Attributes(window_left=0, window_right=0)),
     Form("wide window", Attributes(window_left=9000, window_right=9000)),
+    Form("largest window", Attributes(window_left=2**63 - 1, window_right=2**63 - 1)),
     Form("later keys", Attributes(window_left=0), width=3, value_width=3),
     Form("shared heads", Attributes(kv_num_heads=2, scale=0.3), value_width=5),
     Form("one key head", Attributes(kv_num_heads=1, window_right=0, softcap=2.0)),
