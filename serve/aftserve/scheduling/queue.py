@@ -103,6 +103,18 @@ _TENURE_RELEASES = 10
 _MAX_TENURE_SECONDS = 0.5
 
 
+def run_of(state: EngineState) -> Run | None:
+    """Return the run of a state; None once its documents are answered.
+
+    The engine's thread may note the end later than a client sends its next request.
+    """
+    if isinstance(state, Idle):
+        return None
+    run = state.run
+    is_over = not run.unfinished and run.ended.done()
+    return None if is_over else run
+
+
 class JobQueue:
     """The queue that the event loop fills and the engine's thread empties.
 
@@ -145,16 +157,8 @@ class JobQueue:
 
     @property
     def current_run(self) -> Run | None:
-        """The current run; None once its documents are answered.
-
-        The engine's thread may note the end later than a client sends its next request.
-        """
-        state = self._state
-        if isinstance(state, Idle):
-            return None
-        run = state.run
-        is_over = not run.unfinished and run.ended.done()
-        return None if is_over else run
+        """The current run; see ``run_of``."""
+        return run_of(self._state)
 
     def seconds_before(
         self,

@@ -26,7 +26,7 @@ from aftserve.scheduling.batching import (
     document_run,
     make_progress,
 )
-from aftserve.scheduling.queue import JobQueue
+from aftserve.scheduling.queue import JobQueue, run_of
 from aftserve.scheduling.watchdog import PARTS
 
 logger = logging.getLogger("aftserve.scheduler")
@@ -181,11 +181,6 @@ class Scheduler:
         """Whether nothing runs and the engine has released the memory of its runs."""
         return self._queue.state == Idle(memory_of=None)
 
-    @property
-    def backlog_seconds(self) -> float:
-        """Predicted time until every accepted document is answered."""
-        return self.predictions.backlog_seconds
-
     def is_measuring(self, model: LoadedModel) -> bool:
         """Return whether further measurements of a model are to come."""
         return model in self._turns and not model.measurement.is_done
@@ -281,7 +276,8 @@ class Scheduler:
 
         def release(model: LoadedModel) -> Run:
             # A release is a run of the model's shortest document.
-            predicted = model.measurement.costs.single(1) * model.slowdown.value
+            shortest = model.measurement.costs.single(model.classifier.min_tokens)
+            predicted = shortest * model.slowdown.value
             return Run((), model, 0.0, predicted, loop.create_future())
 
         if not self._queue.wait(self._idle_seconds):
@@ -384,8 +380,9 @@ class Predictions:
         counts_run: bool = True,  # whether a run without documents of the client counts
     ) -> float:
         """Return the predicted time until a document that arrives now has its turn."""
-        state, run = self._queue.state, self._queue.current_run
-        if isinstance(state, Measuring) and state.yields and state.run is run:
+        state = self._queue.state  # once, since the engine's thread may change it meanwhile
+        run = run_of(state)
+        if isinstance(state, Measuring) and state.yields:
             run = None  # a document that arrives stops it
         if run is not None and besides and all(job.backlog is besides for job in run.batch):
             run = None
@@ -394,7 +391,7 @@ class Predictions:
         before, runner, after = 0.0, "", 0.0
         if run is not None:
             # A run that is late by some time is expected to take as long again.
-            before += abs(run.started + run.predicted - time.monotonic())
+            before = abs(run.started + run.predicted - time.monotonic())
             runner, after = run.client, run.seconds_after * run.model.slowdown.value
             if after and not in_chunks:
                 # At most one part of a long document runs before each document.

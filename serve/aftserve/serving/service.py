@@ -61,7 +61,9 @@ class SharedResources:
         self.metrics.waiting_documents.set_function(lambda: self.scheduler.waiting_documents)
         self.metrics.running_documents.set_function(lambda: self.scheduler.running_documents)
         self.metrics.idle.set_function(lambda: self.scheduler.idle)
-        self.metrics.backlog_seconds.set_function(lambda: self.scheduler.backlog_seconds)
+        self.metrics.backlog_seconds.set_function(
+            lambda: self.scheduler.predictions.backlog_seconds
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -312,7 +314,7 @@ class Service:
 
     async def _run_single(self, active: ActiveBundle, one: TokenizedDocument) -> Result:
         """Run a document again without others, and keep the rows of its tokens."""
-        promised = time.monotonic() + self.scheduler.backlog_seconds
+        promised = time.monotonic() + self.scheduler.predictions.backlog_seconds
         job = Job(active, one.used, promised, self.metrics, single=True, extras=one.extras)
         job.decoding = one.decoding.with_rows()
         return await self.scheduler.submit(job)
