@@ -21,11 +21,12 @@ from aftexport.capture.model_inputs import (
     ForwardSignature,
     ModelInputs,
     features_of,
+    float_type,
     with_plain_inputs,
 )
 from aftexport.capture.model_outputs import name_outputs
 from aftexport.capture.module_translations import refuse_unknown_functions, switch_off_caches
-from aftexport.capture.reference_module import trained_limits, trained_type
+from aftexport.capture.reference_module import trained_limits
 from aftexport.errors import TraceError, first_line
 from aftexport.extra_inputs import ExtraInput
 from aftexport.system.contract import MAX_TOKENS
@@ -93,7 +94,7 @@ def _captured(
 ) -> ExportedProgram:
     prepare = partial(prepared, trained, dtype, inputs.names)
     model = prepare()
-    with trained_limits(model, trained_type(trained), dtype):
+    with trained_limits(model, float_type(trained), dtype):
         captured = _captured_by_attempts(model, prepare, inputs, max_tokens)
     if dtype in (torch.float16, torch.bfloat16):
         keep_positions_float32(captured, trained)

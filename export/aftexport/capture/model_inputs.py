@@ -263,7 +263,7 @@ class _PlainInputs(nn.Module):
         main = main_input(inputs)
         for name, tensor in inputs.items():
             if tensor.is_floating_point():
-                inputs[name] = tensor.to(_float_type(self.module))
+                inputs[name] = tensor.to(float_type(self.module))
         if signature.has_mask:
             positions = torch.arange(inputs[main].shape[1], device=inputs[main].device)
             inputs[MASK] = (positions < inputs[LENGTHS].unsqueeze(1)).to(torch.int64)
@@ -289,7 +289,8 @@ def _padding_id(module: nn.Module) -> int | None:
     return None
 
 
-def _float_type(module: nn.Module) -> torch.dtype:
+def float_type(module: nn.Module) -> torch.dtype:
+    """Return the floating-point type of a module's weights; float32 without any."""
     types = (p.dtype for p in module.parameters() if p.is_floating_point())
     return next(types, torch.float32)
 

@@ -1,6 +1,10 @@
 """The inputs of a model with their limits; apart, as commands on ONNX files import no torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from aftexport.errors import UsageError
 from aftexport.extra_inputs import ExtraInput
@@ -24,6 +28,10 @@ class InputSpec:
     def main(self) -> str:
         """The input with the tokens."""
         return main_input(self.names)
+
+    def in_order(self, inputs: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
+        """Return the model's inputs in their order."""
+        return {name: inputs[name] for name in self.names}
 
     def check_max_length(self, asked: int | None) -> None:
         """Raise UsageError if a requested maximum length exceeds that of the model."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aftexport.capture.model_inputs import with_plain_inputs
+from aftexport.capture.model_inputs import float_type, with_plain_inputs
 from aftexport.capture.torch_messages import cause
 from aftexport.system.internals.torch_operators import TorchDispatchMode, pytree
 
@@ -26,12 +26,6 @@ _LOCK = threading.RLock()
 
 # A capture or a reference computes in another type than the training. Constants that a forward
 # takes from the type of its tensors, as torch.finfo(x.dtype).eps, stay those of the training.
-def trained_type(module: nn.Module) -> torch.dtype:
-    """Return the floating-point type of a module's weights; float32 without any."""
-    types = (tensor.dtype for tensor in module.parameters() if tensor.is_floating_point())
-    return next(types, torch.float32)
-
-
 @contextmanager
 def trained_limits(module: nn.Module, trained: torch.dtype, current: torch.dtype) -> Iterator[None]:
     """Let the code of a model find the limits of its trained type, in this thread.
@@ -115,7 +109,7 @@ class ReferenceModule(nn.Module):
 
     def __init__(self, module: nn.Module, inputs: Collection[str]) -> None:
         super().__init__()
-        self._trained = trained_type(module)
+        self._trained = float_type(module)
         self.module = with_plain_inputs(module, inputs).double()
         self.precision = "float64"
         self.reason = ""

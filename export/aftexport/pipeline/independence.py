@@ -59,10 +59,10 @@ def find_breach(
     table to the largest; without it, the first and the last id.
     """
     for inputs in _batches(spec, order):
-        together = reference.run(_chosen(inputs, spec))
+        together = reference.run(spec.in_order(inputs))
         for row in range(len(inputs["lengths"])):
             breach = Breach(inputs, row, 0.0, spec.extras)
-            alone = reference.run(_chosen(breach.alone(), spec))
+            alone = reference.run(spec.in_order(breach.alone()))
             errors = [_error(together[name][row : row + 1], alone[name]) for name in alone]
             if (error := max(errors)) > bound:
                 return replace(breach, error=error)
@@ -114,7 +114,3 @@ def _batches(spec: InputSpec, order: NDArray[np.int64] | None) -> Iterator[dict[
         padded = documents(tokens)
         padded[np.arange(tokens) >= lengths[:, None]] = 0  # as the server pads
         yield batch(padded, lengths)
-
-
-def _chosen(inputs: dict[str, Array], spec: InputSpec) -> dict[str, Array]:
-    return {name: inputs[name] for name in spec.names}

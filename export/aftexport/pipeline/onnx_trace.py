@@ -250,7 +250,7 @@ def _spec(
         assert main.shape is not None  # checked with the inputs
         num_features = _num_features(int(main.shape[2]), request)  # type: ignore[arg-type]
     else:
-        table = _table(graph, main)
+        table = _table(main)
         vocab_size = _vocab_size(table, options.vocab_size)
     spec = InputSpec(names, vocab_size, num_features, "", None)
     engine = OnnxRuntimeEngine(model.SerializeToString(), fused=False)
@@ -291,9 +291,9 @@ def _num_features(count: int, request: Request) -> int:
     return count
 
 
-def _table(graph: ir.Model, ids: ir.Value) -> NDArray[np.float32] | None:
+def _table(ids: ir.Value) -> NDArray[np.float32] | None:
     """Return the table of the ids as float32 numbers ``[ids, D]``."""
-    found = _id_table(graph, ids)
+    found = _id_table(ids)
     if found is None or found.const_value is None or len(found.const_value.shape) != 2:
         return None
     return np.array(found.const_value.numpy(), np.float32)
@@ -321,7 +321,7 @@ def _document(spec: InputSpec, tokens: int) -> dict[str, Array]:
         FEATURES: np.zeros((1, tokens, spec.num_features or 1), np.float32),
         LENGTHS: np.array([tokens], np.int64),
     }
-    return {name: inputs[name] for name in spec.names}
+    return spec.in_order(inputs)
 
 
 def _with_shapes(model: onnx.ModelProto, outputs: Mapping[str, Any]) -> ir.Model:
@@ -418,7 +418,7 @@ _SAME_IDS = (
 _LOOKUPS = ("Gather", "GatherElements", "GatherND", "Slice")
 
 
-def _id_table(model: ir.Model, ids: ir.Value) -> ir.Value | None:
+def _id_table(ids: ir.Value) -> ir.Value | None:
     """Return the smallest constant table with a row for each token id; None without one."""
     tables = [
         node.inputs[0]

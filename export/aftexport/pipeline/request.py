@@ -64,7 +64,7 @@ def checked_request(source: ModelSource, options: ExportOptions) -> Request:
     )
     for option, task in tasks.items():
         _check_choice(option, task, tuple(HEADS))
-    if options.heads is not None and not options.task is options.labels is None:
+    if options.heads is not None and (options.task is not None or options.labels is not None):
         raise UsageError(
             "--heads describes task and labels, got --task or --labels beside it.",
             "Leave these two out, or leave --heads out.",

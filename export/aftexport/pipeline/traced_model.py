@@ -122,7 +122,7 @@ def with_extras(
     """Return the inputs of a batch with random extra inputs, in the order of the model's."""
     documents, tokens = inputs[spec.main].shape[:2]
     drawn = {extra.name: extra.sample(generator, documents, tokens) for extra in spec.extras}
-    return _in_order({**inputs, **drawn}, spec)
+    return spec.in_order({**inputs, **drawn})
 
 
 def _extreme_extras(inputs: Mapping[str, Array], spec: InputSpec) -> dict[str, dict[str, Array]]:
@@ -138,10 +138,6 @@ def _extreme_extras(inputs: Mapping[str, Array], spec: InputSpec) -> dict[str, d
             least = np.broadcast_to(extra.lowest or 0.0, values.shape)
             zero[extra.name] = extra.clipped(least)
     return {"largest extra inputs": largest, "extra inputs of 0": zero} if spec.extras else {}
-
-
-def _in_order(inputs: Mapping[str, Array], spec: InputSpec) -> dict[str, Array]:
-    return {name: inputs[name] for name in spec.names}
 
 
 def _extreme_features(features: Array) -> dict[str, Array]:
