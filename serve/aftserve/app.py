@@ -15,7 +15,7 @@ from aftserve.api.model_choice import ModelPathMiddleware
 from aftserve.api.open_inference import repository_routes
 from aftserve.api.open_inference import routes as open_inference
 from aftserve.api.open_inference.messages import HEADER_LENGTH
-from aftserve.api.origin_check import check_query, named_host, same_origin
+from aftserve.api.request_checks import check_query, named_host, same_origin
 from aftserve.http.access_log import AccessLogMiddleware, HeadMiddleware, PanicMiddleware
 from aftserve.http.body_limits import BodyLimitMiddleware
 from aftserve.serving.repository import ModelRepository

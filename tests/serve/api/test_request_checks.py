@@ -11,7 +11,7 @@ from sampling import any_case
 from servers import Serve, serving
 
 from aftserve.api.api_keys import make_key
-from aftserve.api.origin_check import OriginError, named_host, same_origin
+from aftserve.api.request_checks import OriginError, named_host, same_origin
 
 CLOSED = ["/info", "/metrics", "/parity", "/v2/models/model"]
 OPEN = ["/", "/healthz", "/readyz", "/v2/health/ready", "/openapi.json"]
