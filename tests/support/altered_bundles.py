@@ -10,7 +10,7 @@ from bundles import changed_manifest, resealed
 from aftplugins.methods import METHOD_VARIABLE, choose
 
 ODD = 253
-"""First token of a document whose logits are off, whoever computes them."""
+"""A document that begins with this token gets wrong logits from every engine."""
 
 _ODD_FIRST = f"""
 < ir_version: 8, opset_import: [ "" : 18 ] >

@@ -1,4 +1,4 @@
-"""Measurement of the time and the memory of several contenders."""
+"""Measurement of the time and the memory of several contenders; apart, as it knows no models."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -41,8 +41,8 @@ class Recurrence(StrictModel):
 class ChunkedStage(StrictModel):
     """One attention, recurrence or convolution of a model that runs chunk by chunk."""
 
-    left: Tokens  # tokens before and after a chunk that its run includes
-    right: Tokens
+    left: Tokens  # tokens before a chunk that its run includes
+    right: Tokens  # those after it
     causal: bool  # whether a token attends only to itself and earlier tokens
     keeps: tuple[str, ...]  # values per token that are kept from before the stage for after it
     # states that pass from chunk to chunk; None for an attention, whose chunks have summaries
@@ -174,7 +174,7 @@ class Manifest(StrictModel):
     engine: EnginePlan | None = None  # TensorRT engine it was exported for; None for only ONNX
     # plan for documents longer than memory; None if there is none
     chunked: ChunkedPlan | None = None
-    whole_only: str | None = None  # reason why there is no such plan
+    whole_only: str | None = None  # the reason for runs of whole documents only
     no_evidence: str | None = None  # reason why the model returns no evidence
     # for each head whose logits a request can choose, the part of each logit that does not depend
     # on the tokens, in the order of the logits' numbers, see `lowering.evidence`; None if the model

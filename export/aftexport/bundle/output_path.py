@@ -98,7 +98,7 @@ class BundleFolder:
 
 
 def read_folder(folder: Path) -> BundleFolder:
-    """Return the bundles in a folder, without hidden subfolders; raise OSError."""
+    """Return the bundles in a folder, without hidden ones; OSError if it cannot be listed."""
     bundles, unread = list[Path](), dict[Path, OSError]()
     for child in sorted(folder.iterdir()):
         if child.name.startswith("."):

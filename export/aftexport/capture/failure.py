@@ -325,7 +325,7 @@ _SHARES = ("dropout", "dropout_p")
 
 
 def drawing_error(operator: str, line: str) -> TraceError:
-    """Return the error for a model that draws random numbers; both are empty if unknown."""
+    """Return the error for a model that draws random numbers; unknown parts are empty."""
     place = ", ".join(filter(None, (operator, line)))
     return TraceError(
         "Expected a deterministic forward, got one that draws random numbers"

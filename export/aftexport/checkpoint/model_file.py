@@ -47,7 +47,7 @@ def load(path: StrPath | ModelSource | None = None, **options: Any) -> Checkpoin
         CheckpointError: if the file cannot be used; names file, reason and remedy.
         UsageError: if an option does not suit the file, or the callable of a factory cannot be
             used.
-        TypeError: if there is no option of a name.
+        TypeError: if an option has an unknown name.
     """
     (source,) = with_options("load", options, as_source(path))
     source.check()

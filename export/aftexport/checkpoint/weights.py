@@ -382,8 +382,9 @@ _WRAPPERS = frozenset(
 )
 """Names of the wrapped module in torch.compile, activation checkpointing and both kinds of FSDP."""
 _PARALLEL = "module"
-_MAX_LISTED = 8
 """The name in DataParallel and DistributedDataParallel, which a model's own part may also have."""
+_MAX_LISTED = 8
+"""The maximum number of names in a sentence."""
 
 
 def unwrapped_name(name: str) -> str:

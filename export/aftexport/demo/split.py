@@ -1,10 +1,10 @@
-"""The split of documents into training and test, with near-duplicates on one side.
+"""The split of documents into training and test; apart, as it knows no models.
 
-Otherwise the model would memorize copied files and files of one template in training, and
-recognize them in the test. Two documents are near-duplicates if their shingles (runs of
-consecutive lines, or of words in a text of few lines) have a Jaccard similarity of at least
-``SIMILAR``. Documents that are linked by a chain of near-duplicates form one group, and a
-group is never divided.
+Near-duplicates are on one side. Otherwise the model would memorize copied files and files of one
+template in training, and recognize them in the test. Two documents are near-duplicates if their
+shingles (runs of consecutive lines, or of words in a text of few lines) have a Jaccard similarity
+of at least ``SIMILAR``. Documents that are linked by a chain of near-duplicates form one group,
+and a group is never divided.
 """
 
 from collections import Counter

@@ -54,11 +54,11 @@ class OnnxOperator:
     kernel_attributes: tuple[Attribute, ...] = ()  # settings of the kernel only
     # inputs that a node may leave out; their presence selects the body
     optional: tuple[str, ...] = ()
-    # The ranges of inputs in cases of the parity check, -1 to 1 for the others; and from
-    # attributes, the sizes of axes, and the inputs with nonnegative columns with the first such
-    # column of each.
+    # the ranges of inputs in cases of the parity check; -1 to 1 for the others
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    # from the attributes to the sizes of axes in these cases
     sizes: Callable[[Mapping[str, Any]], dict[str, int]] = lambda _: {}
+    # from the attributes to the inputs with nonnegative columns, and the first such column
     nonnegative: Callable[[Mapping[str, Any]], Mapping[str, int]] = lambda _: {}
     # the kernel libraries that have the operator, see ``aftplugins.RUNTIMES``
     libraries: tuple[str, ...] = ("onnxruntime", "onnxruntime_cuda", "tensorrt")

@@ -93,7 +93,7 @@ def export(
         AftexportError: if the export fails. CheckpointError, UsageError, TraceError and
             EngineError write nothing. ParityError keeps the bundle at ``<out>.failed``; with
             auto, it writes nothing if fp32 is outside ``tolerance`` too.
-        TypeError: if there is no option of a name.
+        TypeError: if an option has an unknown name.
     """
     source, options = with_options(
         "export", changes, as_source(path), ExportOptions() if options is None else options

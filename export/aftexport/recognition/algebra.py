@@ -369,7 +369,7 @@ def substitute(product: Product, axes: Mapping[Axis, Axis]) -> Product:
 
 
 # Convolutions, slices of padded tensors and gathers are sums over the positions they read, with a
-# Window that is 1 at those positions. A window of a window is merged into one window.
+# window that is 1 at those positions. A window of a window is merged into one window.
 def sum_over_windows(axes: Iterable[Axis], product: Product) -> Product:
     """Return ``sum_over`` with windows of windows merged."""
     total = sum_over(axes, product)

@@ -116,7 +116,10 @@ def sha256_of(content: bytes) -> str:
 
 
 def write_json(path: Path, content: Any, *, ordered: Collection[str] = ()) -> None:
-    """Write JSON whose bytes depend only on the content; mappings ``ordered`` are not sorted."""
+    """Write JSON whose bytes depend only on the content.
+
+    Keys are sorted, but not in the mappings under the keys ``ordered``.
+    """
     content = _sorted(content, ordered)
     text = json.dumps(content, indent=2, ensure_ascii=False, default=_plain)
     # File names may have bytes that are not UTF-8; backslashreplace turns them into JSON escapes.

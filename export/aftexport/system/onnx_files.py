@@ -68,6 +68,7 @@ def without_links(path: Path) -> tuple[onnx.ModelProto, Path] | None:
     """Return a model that names the real files of its weights, and the folder of these files.
 
     It is None if neither the model nor its weights are links: runtimes can then read the path.
+    Links to several folders raise EngineError.
     """
     if not any(file.is_symlink() for file in path.parent.iterdir()):
         return None

@@ -88,13 +88,13 @@ OPEN = (Depends(_check_path),)
 
 
 def chosen_or_none(request: Request) -> Service | None:
-    """Return the model of a request's path, or the default; None if there is none."""
+    """Return the model that the path names, else the default, which may be None."""
     models, name = models_of(request), path_name(request)
     return models.default if name is None else models.named(name)
 
 
 async def chosen(request: Request) -> Service:
-    """Return the model of a request's path, or the default; NotFoundError without it."""
+    """Return the model that the path names, else the default; NotFoundError if it is absent."""
     service = chosen_or_none(request)
     if service is None:
         names = [service.name for service in models_of(request).loaded()]

@@ -96,7 +96,7 @@ def _with_fields(
 class OfflineClassifier:
     """The model of a bundle, loaded and compared with its golden cases; threads may share it."""
 
-    # Settings of requests and the queue are ignored. ``digest`` is the required bundle's.
+    # Settings of requests and of the queue are ignored. A bundle of another digest is refused.
 
     def __init__(
         self, settings: Settings, digest: str | None = None, *, measures_costs: bool = True

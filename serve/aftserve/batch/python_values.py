@@ -1,4 +1,4 @@
-"""Documents and extra inputs from Python, in the form of those of a request."""
+"""Documents and extra inputs from Python, as a request has them; apart, as it runs no model."""
 
 import operator
 from collections.abc import Mapping, Sequence

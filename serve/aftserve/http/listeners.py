@@ -154,7 +154,10 @@ def _bind_all(
     *,
     both: bool,
 ) -> None:
-    """Add the bound addresses of a host; ``both``: all of IPv6 stands for all of IPv4 too."""
+    """Bind the addresses of a host, and add the sockets to ``bound``.
+
+    With ``both``, the address of all of IPv6 stands for all of IPv4 too.
+    """
     failure: OSError | None = None
     for one in addresses:
         if one in bound:

@@ -37,6 +37,7 @@ def configure_logging(form: str, level: str = "info") -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
     number = logging.getLevelNamesMapping()[level.upper()]
+    # Other libraries would fill the log at debug, which is for the server's own loggers.
     logging.basicConfig(level=max(number, logging.INFO), handlers=[handler], force=True)
     for name in _OWN_LOGGERS:
         logging.getLogger(name).setLevel(number)

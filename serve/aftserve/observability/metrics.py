@@ -151,7 +151,7 @@ class ModelMetrics:
         self.move(metrics)
 
     def move(self, metrics: Mapping[str, Counter | Gauge | Histogram]) -> None:
-        """Count in other metrics from now on; see the class."""
+        """Count in other metrics from now on."""
         for attribute, form in MODEL_METRICS.items():
             series = ModelSeries(cast(Counter, metrics[attribute]), self._model)
             setattr(self, attribute, series if form.labels else series.labels())

@@ -175,7 +175,7 @@ class ParityMonitor:
     def __init__(
         self,
         active: ActiveBundle,
-        reference: ReferenceProcess | None,  # None if there is no model file
+        reference: ReferenceProcess | None,  # None without a model file
         *,
         share: float,  # of live documents that are sampled
         # Runs a document without others.

@@ -28,9 +28,11 @@ class Admission:
     Documents of other clients that arrive later may delay an accepted document by their shares.
     """
 
-    # max_queue_seconds: predicted time of the documents before a request
-
-    def __init__(self, scheduler: Scheduler, max_queue_seconds: float) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        max_queue_seconds: float,  # predicted time of the documents before a request
+    ) -> None:
         self._scheduler = scheduler
         self._max_queue_seconds = max_queue_seconds
 

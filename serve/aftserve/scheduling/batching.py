@@ -14,7 +14,7 @@ from aftserve.model.load import ActiveBundle, LoadedModel
 from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.types import Tokens
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # offline answers need no metrics, and may lack their package
     from aftserve.observability.metrics import ModelMetrics
 
 

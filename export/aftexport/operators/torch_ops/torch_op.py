@@ -157,12 +157,10 @@ def _computed(call: Call) -> Any:
 
 
 class _TorchOp:
-    """The torch op of an operator:
+    """The torch op of an operator: its inputs, its attributes, and its last optional inputs.
 
-    inputs, attributes, and optional inputs after the required ones.
+    The last optional inputs, and the attributes that only the CPU kernels take, have defaults.
     """
-
-    # These inputs, and the attributes that only the CPU kernels take, have defaults.
 
     def __init__(self, operator: MechanismOperator, call: Callable[..., Call]) -> None:
         self._operator, self._call = operator, call

@@ -19,7 +19,7 @@ from aftexport.recognition.terms import Exp, Product, number
 
 
 def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | None:
-    """Return the operator for a mean with any position bias, which ``bias`` is if constant."""
+    """Return the operator for a mean with any position bias; ``bias`` is None if computed."""
     gating = mean.gating
     if gating is None or not mean.biases.factors:
         return None

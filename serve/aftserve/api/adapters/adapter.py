@@ -273,7 +273,7 @@ async def answer_by_output(
 def put_outputs(
     document: Schema, path: str, classifier: Classifier | None, *kinds: type[Head]
 ) -> None:
-    """Put the heads that fit a path into an OpenAPI document; None if any model may answer."""
+    """Put the heads that fit a path into an OpenAPI document; none without a classifier."""
     names = heads_for_documents(classifier.manifest, *kinds) if classifier is not None else []
     for parameter in document["paths"][path]["post"]["parameters"]:
         if parameter["name"] == "output" and names:
