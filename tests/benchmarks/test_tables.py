@@ -1,5 +1,7 @@
 from typing import Any
 
+import pytest
+
 from benchmarks import aarch64, tables
 from benchmarks.pictures import softmax_points
 from benchmarks.table_parts import best_peer, grouped
@@ -9,6 +11,7 @@ FACTS = {
     "aftexport_int8": ("aftexport int8", "int8", True),
     "slow": ("Slow", "fp32", False),
     "fast_int8": ("Fast int8", "int8", False),
+    "refusing": ("Refusing", "fp32", False),
 }
 FACTS_OF_PEER = {"precision": "fp32", "is_ours": False, "is_same_function": True}
 
@@ -20,10 +23,17 @@ def row(mechanism: str, contender: str, seconds: float) -> dict[str, Any]:
 
 RECORD: dict[str, Any] = {
     "date": "2026-01-02",
+    "commit": "0123456789ab",
+    "processor": {"title": "Some processor", "vendor": "Maker", "family": 1, "model": 2},
+    "threads": 2,
     "contenders": {
         name: {"title": title, "precision": precision, "is_ours": ours, "is_same_function": True}
         for name, (title, precision, ours) in FACTS.items()
     },
+    "cannot": [
+        {"mechanism": "aft_simple", "tokens": 64, "contender": "refusing",
+         "reason": "cannot read: no Scan"}
+    ],
     "rows": [
         row("aft_simple", "aftexport_fp32", 0.1), row("aft_simple", "aftexport_int8", 0.05),
         row("aft_simple", "slow", 0.3), row("aft_simple", "fast_int8", 0.02),
@@ -53,6 +63,31 @@ def test_ratio_names_large_error_of_peer() -> None:
     rows = [each | {"error_float32": 0.34} for each in RECORD["rows"]]
     lines = list(tables.ratio_lines(RECORD | {"rows": rows}, {"aft_simple": 64}))
     assert lines[-1].endswith("| 0.4 (Fast int8, error 0.3) |")
+
+
+def test_refusal_stays_in_tables() -> None:
+    lines = list(tables.time_lines(RECORD, {"aft_simple": 64}))
+    assert "| Refusing | cannot read |  |" in lines
+    assert "| Slow | 300 | 1e-03 |" in lines
+
+
+def test_speed_names_common_peer_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    more = [row("aft_conv", "aftexport_fp32", 0.1), row("aft_conv", "slow", 0.5),
+            row("aft_conv", "aftexport_int8", 0.05)]  # fmt: skip
+    record = RECORD | {"rows": RECORD["rows"] + more}
+    facts = RECORD["contenders"] | {"absent": FACTS_OF_PEER | {"title": "Absent"}}
+    monkeypatch.setattr(tables, "read_records", lambda kind: {"a": record})
+    monkeypatch.setattr(tables, "read_registry", lambda: facts)
+    heading, lines = tables.speed_table().split("\n\n")
+    assert lines.splitlines()[2:] == [
+        "| fp32 | Slow | 3.0 | 5.0 |",
+        "| bf16 |  | not measured | not measured |",
+        "| int8 |  | 0.4 (Fast int8) | 10 (Slow) |",
+    ]
+    assert " ".join(heading.split()).endswith(
+        "Measured on 2026-01-02 on Some processor (family 1, model 2), with 2 threads and the code "
+        "of commit 0123456789ab. Not measured there: Refusing; Absent."
+    )
 
 
 def test_widest_record_is_chosen() -> None:

@@ -1,5 +1,6 @@
 """Short runs of ``make load`` and ``make soak``, and faults that they must detect."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from servers import serving
 
 from load import memory, speed
 from load.documents import Document, bare_engine, count_ambiguous_pairs, make_documents
-from load.parts import stop_under_load
+from load.parts import Report, stop_under_load
 from load.traffic import make_requests, send
 
 # A server that answers each document with the scores of the document before it.
@@ -105,3 +106,17 @@ def test_engine_server_and_contenders_answer_alike(
         assert found.p99_seconds >= min(found.seconds) > 0
     assert served > 0
     assert bare > 0
+
+
+def test_report_marks_values_outside_bounds(tmp_path: Path) -> None:
+    report = Report({"requests": 3})
+    report.shown("size", 5, "MiB")
+    report.at_most("errors", 0, 0, "")
+    report.at_least("ratio", 0.95, 0.9, "")
+    assert report.passed
+    report.at_least("ratio", 0.85, 0.9, "")
+    assert not report.passed
+    report.write(tmp_path / "new" / "report.json")
+    content = json.loads((tmp_path / "new" / "report.json").read_text("utf-8"))
+    assert [row["within"] for row in content["rows"]] == [None, True, True, False]
+    assert content["conditions"]["requests"] == 3

@@ -11,12 +11,13 @@ import input_models
 import numpy as np
 import pytest
 import tiny_models
+from altered_bundles import always
 from commands import run_python
 from rich.console import Console
 
 import aftserve
 from aftexport.bundle.bundle import Bundle
-from aftexport.errors import BundleError, InputError, UsageError
+from aftexport.errors import BundleError, InputError, ParityError, UsageError
 from aftexport.pipeline.export import export
 from aftserve import predictor as module
 from aftserve.client import Result
@@ -223,6 +224,11 @@ def test_variables_of_the_server_have_no_effect(
     monkeypatch.setenv("AFTSERVE_MAX_TOKENS", "2")
     with Predictor(bundle_folder, threads=1) as loaded:
         assert loaded("more than two tokens").tokens_total > 2
+
+
+def test_bundle_outside_tolerance_is_refused(bundle_copy: Path) -> None:
+    with pytest.raises(ParityError, match="golden"):
+        Predictor(always(bundle_copy), threads=1)
 
 
 def test_import_needs_no_server_and_no_torch(bundle_folder: Path, tmp_path: Path) -> None:

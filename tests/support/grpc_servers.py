@@ -64,7 +64,7 @@ def method(channel: grpc.Channel, name: str) -> Any:
     )
 
 
-_DATA, _HEADERS, RESET, _SETTINGS, PING, GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+_DATA, _HEADERS, RESET, _SETTINGS, PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 _END_STREAM, _END_HEADERS = 1, 4
 _INITIAL_WINDOW_SIZE = 4
 _STREAM = 1

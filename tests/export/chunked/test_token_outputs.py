@@ -395,10 +395,12 @@ def test_wide_output_streams_to_file(tmp_path: Path) -> None:
             model.run(ids[:tokens], sinks={"vectors": lambda rows: file.write(rows.tobytes())})
 
     write(20_000)
-    short, long = peak_mib(lambda: write(20_000)), peak_mib(lambda: write(ids.size))
-    if short is None or long is None:
+    short = peak_mib(lambda: write(20_000))
+    # The smaller of two: garbage of other threads may add some MiB to one.
+    long = [peak for _ in range(2) if (peak := peak_mib(lambda: write(ids.size))) is not None]
+    if short is None or not long:
         pytest.skip("the kernel keeps no count of the highest resident memory")
-    assert long < short + 64  # the file has 192 MiB
+    assert min(long) < short + 16  # the file has 192 MiB
     found = np.memmap(path, np.float32, "r", shape=(ids.size, 768))
     truth = chunks.expected(ids)["vectors"][0]
     assert np.abs(found - truth).max() <= 1e-4 * np.abs(truth).max()

@@ -22,10 +22,6 @@ from aftexport.extra_inputs import parse_inputs, sample_values
 from aftexport.pipeline.export import export
 
 
-def words_of(inputs: dict[str, str]) -> list[str]:
-    return [word for name, kind in inputs.items() for word in ("--input", f"{name}={kind}")]
-
-
 def test_bundle_describes_its_inputs(extra_bundle: Path) -> None:
     manifest = Bundle.open(extra_bundle).manifest
     assert manifest.inputs == ("input_ids", "lengths", *input_models.INPUTS)

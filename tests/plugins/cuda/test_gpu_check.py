@@ -4,6 +4,7 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -94,6 +95,13 @@ def test_program_outcome_is_last_line(kernels: Kernels, stem: str) -> None:
     assert str(wrong).startswith(f"{stem}: FAILED, exit status 1; FAILED: case")
 
 
+def test_hanging_program_is_stopped_with_children() -> None:
+    begun = time.monotonic()
+    said = programs.Program("hangs", ("sh", "-c", "echo begun; sleep 600; true")).run(0.5)
+    assert time.monotonic() - begun < 300
+    assert str(said) == "hangs: FAILED, not done after 0 s, exit status -9; begun"
+
+
 class FakeGpu:
     """In the place of what ``check`` asks a GPU for; a kernel fails at ``fails`` tokens."""
 
@@ -129,11 +137,13 @@ class FakeGpu:
         return {COPY: 1e-5, GEMM: 1e-3, OURS: 2e-5}, [f"{workload}: flash SDPA, no"], []
 
 
-def options(folder: Path, *, tokens: tuple[int, ...], go_on: bool = False) -> argparse.Namespace:
+def options(
+    folder: Path, *, tokens: tuple[int, ...], go_on: bool = False, seconds: float | None = None
+) -> argparse.Namespace:
     return argparse.Namespace(
         mechanism=["aft_simple"], tokens=tokens, batch=1, dim=64, rounds=1, no_kernels=False,
         no_sanitizer=True, no_timing=False, no_models=True, no_bindings=True,
-        no_onnxruntime=False, no_tensorrt=False, out=folder, go_on=go_on, seconds=None,
+        no_onnxruntime=False, no_tensorrt=False, out=folder, go_on=go_on, seconds=seconds,
     )  # fmt: skip
 
 
@@ -160,6 +170,18 @@ def test_failure_is_isolated_and_run_resumes(
     assert "no kernel image" not in text
     assert text.count("- true:") == text.count("- false:") == 1
     assert text.count("| 1,024 |") == text.count("| 65,536 |") == 2
+
+
+def test_time_limit_stops_new_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run also reports it."""
+    gpu = FakeGpu(monkeypatch)
+    check.check(options(tmp_path, tokens=(1024,), seconds=1e-9))
+    assert gpu.timed == []
+    path = tmp_path / "nvidia-sample-1000.md"
+    assert f"- timing of aft_simple, 1,024 tokens: {report.NO_TIME}" in path.read_text()
+    check.check(options(tmp_path, tokens=(1024,), go_on=True))
+    assert len(gpu.timed) == 2
+    assert report.NO_TIME not in path.read_text()
 
 
 @pytest.mark.table(keep=0.5, by=any_case)

@@ -1,8 +1,10 @@
 """The Python client against a real server."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from clients import http
@@ -79,6 +81,15 @@ def test_split_request_keeps_first_answers(server: str) -> None:
         assert [one.tokens_total for one in first if isinstance(one, Result)] == [1, 2]
         with pytest.raises(NotAllowedError):
             next(answers)
+
+
+def test_evidence_is_that_of_json(asking: Client, client: httpx.Client) -> None:
+    expected = client.post("/infer?evidence=2", json={"text": DOCUMENTS[2]}).json()["evidence"]
+    one, several = asking.infer(DOCUMENTS[2], evidence=2), asking.infer(DOCUMENTS[2:], evidence=2)
+    assert one.evidence is not None
+    assert asdict(one.evidence) == expected | {"name": None, "head": None}  # it is for the label
+    assert several[0].evidence == one.evidence
+    assert asking.infer(DOCUMENTS[2]).evidence is None
 
 
 def test_evidence_survives_line_break_characters(asking: Client) -> None:

@@ -42,6 +42,21 @@ def test_text_gets_infer_answer(path: str, client: httpx.Client) -> None:
     }
 
 
+@pytest.mark.parametrize("field", ["request_id", "rid"])
+@pytest.mark.parametrize("ids", [[5, 6, 7], [[5, 6], [9]]], ids=["one", "several"])
+def test_token_ids_get_infer_answers(
+    ids: list[Any], field: str, heads_client: httpx.Client
+) -> None:
+    """The answer has the name in the body, before that in the header."""
+    body = {"input": ids, field: "mine", "priority": 0, "user": "me"}
+    sent = {"params": {"output": "topic"}, "headers": {"X-Request-ID": "seven"}}
+    answer = heads_client.post("/classify", json=body, **sent).json()
+    expected = results(heads_client, {"input_ids": ids if isinstance(ids[0], list) else [ids]})
+    scores = [[*one["heads"]["topic"]["scores"].values()] for one in expected]
+    assert [one["probs"] for one in answer["data"]] == scores
+    assert answer["id"] == "classify-mine"
+
+
 def test_logits_belong_to_probabilities(client: httpx.Client) -> None:
     (logits,) = classify(client, input=TEXTS[0], use_activation=False)["data"]
     (scores,) = classify(client, input=TEXTS[0], use_activation=True)["data"]
