@@ -22,6 +22,7 @@ from aftexport.operators.domain import DOMAIN, VERSION
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.recognition.algebra import multiply
+from aftexport.recognition.attention.rewrite import replace_attention
 from aftexport.recognition.comparison import (
     Part,
     ProofError,
@@ -80,8 +81,12 @@ def recognize(
 ) -> Recognition:
     """Replace the mechanisms of a graph in place, and return the result of the search.
 
-    ``progress`` gets the number of nodes read, the number of all nodes and a label.
+    In a graph with operators of the domain, only softmax attention is searched. ``progress`` gets
+    the number of nodes read, the number of all nodes and a label.
     """
+    has_operators = any(node.domain == DOMAIN for node in model.graph)
+    if has_operators and not any(node.op_type == "Softmax" for node in model.graph):
+        return Recognition(absence=NO_SUM)
     if not any(node.op_type in _WEIGHT_OPERATORS or _may_weigh(node) for node in model.graph):
         return Recognition(absence=NO_SUM)
     try:
@@ -89,8 +94,14 @@ def recognize(
     except NoRunnableSizes as error:
         return Recognition(unexamined=str(error))
     doubtful = remove_no_ops(model, probed)
-    recognition = _Recognizer(model, probed, doubtful).run(progress or (lambda *_: None))
+    cuts = Cuts(model, doubtful)
+    attention = replace_attention(model, probed, cuts.check)
+    if has_operators:
+        return attention
+    recognition = _Recognizer(model, probed, cuts).run(progress or (lambda *_: None))
     fold_transposes(model, probed)
+    recognition.matches[:0] = attention.matches
+    recognition.near_misses[:0] = attention.near_misses
     overridable = [name for name, v in model.graph.initializers.items() if v.is_graph_input()]
     if (
         overridable
@@ -151,9 +162,9 @@ def _may_weigh(node: ir.Node) -> bool:
 
 
 class _Recognizer:
-    def __init__(self, model: ir.Model, probed: ProbedGraph, doubtful: set[ir.Node]) -> None:
+    def __init__(self, model: ir.Model, probed: ProbedGraph, cuts: "Cuts") -> None:
         self._model = model
-        self._cuts = Cuts(model, doubtful)
+        self._cuts = cuts
         self._probed = probed
         self._opset = model.opset_imports[""]
         # Nodes are visited from the last: values read later do not depend on replaced nodes.
