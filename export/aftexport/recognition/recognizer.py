@@ -98,7 +98,8 @@ def recognize(
     attention = replace_attention(model, probed, cuts.check)
     if has_operators:
         return attention
-    recognition = _Recognizer(model, probed, cuts).run(progress or (lambda *_: None))
+    told = {miss.value for miss in attention.near_misses}
+    recognition = _Recognizer(model, probed, cuts, told).run(progress or (lambda *_: None))
     fold_transposes(model, probed)
     recognition.matches[:0] = attention.matches
     recognition.near_misses[:0] = attention.near_misses
@@ -162,7 +163,10 @@ def _may_weigh(node: ir.Node) -> bool:
 
 
 class _Recognizer:
-    def __init__(self, model: ir.Model, probed: ProbedGraph, cuts: "Cuts") -> None:
+    def __init__(
+        self, model: ir.Model, probed: ProbedGraph, cuts: "Cuts", told: Collection[str]
+    ) -> None:
+        """Prepare a search; ``told`` has the values of other near misses."""
         self._model = model
         self._cuts = cuts
         self._probed = probed
@@ -170,6 +174,7 @@ class _Recognizer:
         # Nodes are visited from the last: values read later do not depend on replaced nodes.
         self._reader = Reader(probed, FORMULAS, model.graph)
         self._product_reader = Reader(probed, PRODUCT_FORMULAS, model.graph, PRODUCT_FUNCTIONS)
+        self._told = {node for node in model.graph if node.outputs[0].name in told}
         self._covered: set[ir.Node] = set()
         self._settled: set[ir.Node] = set()
         self._replaced: set[ir.Value] = set()
@@ -203,7 +208,7 @@ class _Recognizer:
 
     def _other_sums(self) -> list[NearMiss]:
         """Return the weighted sums that no match and no near miss of a mechanism includes."""
-        told = self._covered | {end for _, end, _ in self._missed}
+        told = self._told | self._covered | {end for _, end, _ in self._missed}
         named = {node for _, _, part in self._missed for node in part}
         return [
             miss

@@ -29,10 +29,14 @@ HIDDEN = -9000.0
 """The number from which on an added number hides a key: some models add -10,000."""
 _MAX_TOKENS = 4200
 """The most tokens at which masks are run: a mask of more has over 16 million numbers."""
+_MAX_BIAS_TOKENS = 2200
+"""The most tokens at which biases are run, which have numbers for each head."""
 _ONE_DOCUMENT = 1100
 """The tokens from which on one document is run at a time."""
 _UNBOUNDED = 2**31 - 1
 """The smallest number by which exporters mean no end."""
+_MAX_NUMBERS = 4096
+"""The most numbers of a constant that are read as sizes; a table of more has its own size."""
 _FIRST_SIZES = (1, 2, 3, 5, 7, 16, 33)
 
 
@@ -196,18 +200,18 @@ def _numbers(runner: SizeRunner, values: Sequence[ir.Value]) -> set[int]:
     """Return the numbers and sizes that the nodes of values are given, from 2 on."""
     nodes, _, _ = runner.nodes_of(values)
     found: set[int] = set()
-    inputs = {v for node in nodes for v in node.inputs if v is not None} | {*values}
-    for value in inputs:
-        if value.const_value is None:
-            continue
-        array = np.asarray(value.const_value.numpy())
-        found |= {size for size in array.shape if size > 1}
-        if array.dtype.kind in "iu" and array.size <= 4096:
-            found |= {abs(int(n)) for n in array.reshape(-1)}
-        elif array.size == 1 and array.dtype.kind == "f":
-            number = abs(float(array.reshape(())))
-            found |= {int(number)} if number < _UNBOUNDED and number == int(number) else set()
-    return {n for n in found if 1 < n < _UNBOUNDED}
+    for node in nodes:
+        for value in node.inputs:
+            if value is None or value.const_value is None:
+                continue
+            array = np.asarray(value.const_value.numpy())
+            found |= {size for size in array.shape if size > 1}
+            # Other factors than sizes, such as -10,000, are of the scores.
+            is_size = array.dtype.kind in "iu" or node.op_type not in ("Div", "Mul", "Where")
+            if is_size and array.dtype.kind in "iuf" and array.size <= _MAX_NUMBERS:
+                numbers = np.abs(array[np.isfinite(array)].astype(np.float64))
+                found |= {int(n) for n in numbers[numbers < _UNBOUNDED]}
+    return {n for n in found if n > 1}
 
 
 def lengths_of(batch: int, tokens: int) -> Iterator[NDArray[np.int64]]:
@@ -250,24 +254,54 @@ def identify(
     if not masks:
         return MaskForm(-1, -1, is_padding_hidden=False, bias=None)
     sizes = [*sizes_to_try(runner, [mask.value for mask in masks])]
-    form, holds = None, {True, False} if runner.has_lengths else {False}
-    for batch, tokens in reversed(sizes):
+    form, larger = _form_of(masks, product, runner, sizes, num_heads)
+    holds = {True, False} if runner.has_lengths else {False}
+    for batch, tokens in (*sizes, *larger):
         for lengths in lengths_of(batch, tokens):
-            lengths = lengths if runner.has_lengths else np.full(batch, tokens)
-            try:
-                sample = _sample(masks, product, runner, lengths, tokens)
-            except EngineError:
+            sample = _sample(masks, product, runner, lengths, tokens)
+            if sample is None:
                 continue  # longer than the model takes
-            form = form or _form_of(sample, num_heads)
             holds = {is_padding for is_padding in holds if _agrees(sample, form, is_padding)}
             if not holds:
                 raise NearMissFound(
                     "its mask hides other keys than padding and those outside a window, at "
                     f"{tokens} tokens"
                 )
-    if form is None:
-        raise NearMissFound("its mask runs at no size")
     return replace(form, is_padding_hidden=True in holds)
+
+
+def _form_of(
+    masks: Sequence[Mask],
+    product: ir.Value,
+    runner: SizeRunner,
+    sizes: Sequence[tuple[int, int]],
+    num_heads: int,
+) -> tuple[MaskForm, list[tuple[int, int]]]:
+    """Return window and bias of a long document, and further sizes at which to try a bias."""
+    samples = (
+        _sample(masks, product, runner, next(lengths_of(batch, tokens)), tokens)
+        for batch, tokens in reversed(sizes)
+    )
+    sample = next((found for found in samples if found is not None), None)
+    if sample is None:
+        raise NearMissFound("its mask runs at no size")
+    left, right = _window(sample)
+    bias, tokens = _bias(sample), sample.tokens
+    # A bias may grow beyond the numbers in its nodes, as that of buckets by logarithms does.
+    while bias is not None and bias.shape[1] > tokens and tokens < _MAX_BIAS_TOKENS:
+        tokens = min(2 * tokens, _MAX_BIAS_TOKENS)
+        longer = _sample(masks, product, runner, next(lengths_of(1, tokens)), tokens)
+        if longer is None:
+            break
+        bias = _bias(longer)
+    if bias is None:
+        return MaskForm(left, right, is_padding_hidden=False, bias=None), []
+    reach = bias.shape[1] // 2
+    if bias.shape[1] > tokens and -1 in (left, right):
+        raise NearMissFound("its bias by distance has no bound")
+    bias = np.broadcast_to(bias, (num_heads, bias.shape[1]))
+    form = MaskForm(left, right, is_padding_hidden=False, bias=bias)
+    return form, [(1, min(8 * reach + 2, _MAX_BIAS_TOKENS))]
 
 
 def _sample(
@@ -276,13 +310,17 @@ def _sample(
     runner: SizeRunner,
     lengths: NDArray[np.int64],
     tokens: int,
-) -> _Sample:
-    """Run the masks for documents of some lengths."""
+) -> _Sample | None:
+    """Run the masks for documents of some lengths; None if they do not run at this size."""
+    if not runner.has_lengths:
+        lengths = np.full(len(lengths), tokens)
     batch, shape = len(lengths), runner.shape(product, len(lengths), tokens)
     hidden, added = np.zeros((1, 1, 1, 1), bool), np.zeros((1, 1, 1, 1))
-    for mask, array in zip(
-        masks, runner.run([mask.value for mask in masks], lengths, tokens), strict=True
-    ):
+    try:
+        arrays = runner.run([mask.value for mask in masks], lengths, tokens)
+    except EngineError:
+        return None
+    for mask, array in zip(masks, arrays, strict=True):
         where = runner.shape(mask.where, batch, tokens)
         if len(shape) == len(where) == 4 and shape[0] == batch:
             array = array.reshape(*[1] * (4 - array.ndim), *array.shape)
@@ -319,39 +357,35 @@ def _distances(tokens: int) -> NDArray[np.int64]:
     return np.arange(tokens) - np.arange(tokens)[:, None]
 
 
-def _form_of(sample: _Sample, num_heads: int) -> MaskForm:
-    """Return window and bias of the longest document."""
-    longest, tokens = int(sample.lengths.argmax()), sample.tokens
-    distance = _distances(tokens)
-    seen = sample.seen(longest)
+def _window(sample: _Sample) -> tuple[int, int]:
+    """Return the window of the longest document on both sides."""
+    tokens, seen = sample.tokens, sample.seen(int(sample.lengths.argmax()))
     if not seen.any():
         raise NearMissFound("its mask hides every key")
-    least, most = int(distance[seen].min()), int(distance[seen].max())
-    left, right = (-1 if n >= tokens - 1 and tokens > 1 else max(n, 0) for n in (-least, most))
-    bias = _bias_of(sample, longest, seen, num_heads)
-    return MaskForm(left, right, is_padding_hidden=False, bias=bias)
+    distance = _distances(tokens)[seen]
+    left, right = -int(distance.min()), int(distance.max())
+    return tuple(  # type: ignore[return-value]  # of two numbers
+        -1 if reach >= tokens - 1 and tokens > 1 else max(reach, 0) for reach in (left, right)
+    )
 
 
-def _bias_of(
-    sample: _Sample, document: int, seen: Bools, num_heads: int
-) -> NDArray[np.float32] | None:
-    """Return the number that is added at each distance, up to that from which on it is the same."""
+def _bias(sample: _Sample) -> NDArray[np.float32] | None:
+    """Return the number added at each distance ``[H or 1, 2R + 1]``, the same beyond ``R``."""
     if not sample.added.any():
         return None
-    added = sample.added[min(document, len(sample.added) - 1)]
-    tokens = sample.tokens
+    longest, tokens = int(sample.lengths.argmax()), sample.tokens
+    seen = sample.seen(longest)
+    added = sample.added[min(longest, len(sample.added) - 1)]
     places = _distances(tokens) + tokens - 1
     by_distance = np.zeros((len(added), 2 * tokens - 1))
-    for head, numbers in enumerate(added):
-        by_distance[head, places[seen]] = numbers[seen]
+    by_distance[:, places[seen]] = added[:, seen]
+    if (by_distance[:, places[seen]] != added[:, seen]).any():
+        raise NearMissFound("its bias depends on more than head and distance")
     has = np.zeros(2 * tokens - 1, bool)
     has[places[seen]] = True
     sides = (slice(tokens - 1, None), slice(tokens - 1, None, -1))
     reach = max(_reach(by_distance[:, side], has[side]) for side in sides)
-    if reach > tokens // 2:
-        raise NearMissFound("its bias by distance has no bound")
-    table = by_distance[:, tokens - 1 - reach : tokens + reach]
-    return np.broadcast_to(table, (num_heads, 2 * reach + 1)).astype(np.float32)
+    return by_distance[:, tokens - 1 - reach : tokens + reach].astype(np.float32)
 
 
 def _reach(side: Floats, is_seen: Bools) -> int:
