@@ -128,18 +128,18 @@ def _lowered(
     ranks: Collection[str],
     progress: Callable[[int, int, str], None] | None,
 ) -> tuple[onnx.ModelProto, Recognition | None]:
-    """Return the graph, and the result of the recognition in a model without aftexport's layers."""
+    """Return the graph, and the result of the recognition; None without a search."""
     lowered = lower(program, opset=opset)
     if ranks:
         graph = ir.from_proto(lowered)
         add_width(graph, ranks)
         lowered = ir.to_proto(graph)
-    recognition = None
-    if not operators_in(lowered):
-        graph = normalize(lowered)
-        recognition = recognize(graph, progress)
-        lowered = ir.to_proto(graph) if recognition.matches else lowered
-    return accumulate_in_float32(lowered), recognition
+    graph = normalize(lowered)
+    recognition = recognize(graph, progress)
+    has_layers = bool(operators_in(lowered))
+    lowered = ir.to_proto(graph) if recognition.matches else lowered
+    is_searched = bool(not has_layers or recognition.matches or recognition.near_misses)
+    return accumulate_in_float32(lowered), recognition if is_searched else None
 
 
 @contextmanager

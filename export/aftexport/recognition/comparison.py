@@ -247,7 +247,7 @@ def compare(
                 return Verdict(np.inf, f"{case}, shape {got.shape}", count)
             finite = np.isfinite(expected)
             compared |= bool(finite.mean() > 0.5) if finite.size else False
-            excess = _excess(expected, got, finite)
+            excess = excess_of(expected, got, finite)
             if excess >= largest:
                 largest, where = excess, case
             if excess > 1.0:
@@ -257,9 +257,10 @@ def compare(
     return Verdict(largest, where, count)
 
 
-def _excess(
+def excess_of(
     expected: NDArray[np.float64], got: NDArray[np.float64], finite: NDArray[np.bool_]
 ) -> float:
+    """Return the largest ratio of a difference to the tolerance, where ``finite`` holds."""
     size = np.where(finite, np.abs(expected), 0.0)
     scale = np.full(size.shape, np.inf)
     for axis in range(size.ndim):
@@ -276,14 +277,14 @@ def input_cases(
     inputs: Sequence[ir.Value], run: Arrays, probed: ProbedGraph
 ) -> Iterator[tuple[str, dict[str, Array]]]:
     """Yield the name of each case and its arrays by the names of the inputs."""
-    names = list(_NUMBERS)
+    names = list(NUMBERS)
     for index, case in enumerate(names):
         feeds: dict[str, Array] = {}
         for place, value in enumerate(inputs):
             array = run[str(value.name)]
             random = np.random.default_rng([index, place])
             if probed.is_float(value):
-                feeds[str(value.name)] = _NUMBERS[case](random, array.shape).astype(np.float64)
+                feeds[str(value.name)] = NUMBERS[case](random, array.shape).astype(np.float64)
             elif index and _may_be_mask(value, array):
                 feeds[str(value.name)] = _mask(random, array)
             else:
@@ -362,7 +363,7 @@ def _with_magnitudes_apart(
     return 100.0 * numbers
 
 
-_NUMBERS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], NDArray[np.float64]]] = {
+NUMBERS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], NDArray[np.float64]]] = {
     "ordinary": lambda random, shape: random.standard_normal(shape),
     "up to 50": lambda random, shape: random.uniform(-50.0, 50.0, shape),
     "one dominates": _dominating,
@@ -374,3 +375,4 @@ _NUMBERS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], NDArray[np.
     "up to 300": lambda random, shape: random.uniform(-300.0, 300.0, shape),
     "all below": lambda random, shape: random.uniform(-60.0, -40.0, shape),
 }
+"""The numbers of each case, by its name."""

@@ -1,8 +1,8 @@
 """The mechanisms by their formulas in float64 NumPy, for proofs on machines without torch.
 
 ``aftexport.operators.torch_ops`` has the same definitions in PyTorch, where they have gradients.
-Each function takes the inputs of an operator in order, and then its attributes and ``causal`` by
-name. Rows of padding are computed like the others.
+Each function takes the inputs of an operator in order, None for one that a node leaves out, and
+then its attributes and ``causal`` by name. Rows of padding are computed like the others.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,8 +21,12 @@ def definition(op_type: str, attributes: Mapping[str, object]) -> Callable[..., 
     compute = _DEFINITIONS[op_type.removeprefix("Causal")]
     causal = op_type.startswith("Causal")
 
-    def run(*inputs: NDArray[np.generic]) -> Array:
-        wide = (x.astype(np.float64) if x.dtype.kind == "f" else x for x in inputs)
+    def run(*inputs: NDArray[np.generic] | None) -> Array:
+        is_float = (x is not None and x.dtype.kind == "f" for x in inputs)
+        wide = (
+            x.astype(np.float64) if is_wide and x is not None else x
+            for x, is_wide in zip(inputs, is_float, strict=True)
+        )
         return compute(*wide, **attributes, causal=causal)
 
     return run
@@ -187,6 +191,49 @@ def _linear_attention(
     return mean.reshape(*query.shape[:2], -1)
 
 
+def _softmax_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    sink: Array | None,
+    bias: Array | None,
+    lengths: Lengths,
+    key_lengths: Lengths | None = None,
+    *,
+    num_heads: int,
+    kv_num_heads: int,
+    scale: float,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    causal: bool,
+) -> Array:
+    counted = lengths if key_lengths is None else key_lengths
+    groups = kv_num_heads or num_heads
+    queries = _heads(query, num_heads)
+    keys, values = (_repeated(_heads(x, groups), num_heads) for x in (key, value))
+    valid = np.arange(key.shape[1]) < counted[:, None]
+    keys, values = (np.where(valid[..., None, None], x, 0) for x in (keys, values))
+    logits = np.einsum("bthc,buhc->bhtu", queries, keys) * (scale or queries.shape[3] ** -0.5)
+    if softcap:
+        logits = softcap * np.tanh(logits / softcap)
+    distance = np.arange(key.shape[1]) - np.arange(query.shape[1])[:, None]
+    if bias is not None:
+        reach = bias.shape[1] // 2
+        logits = logits + bias[:, distance.clip(-reach, reach) + reach]
+    seen = valid[:, None, None]
+    seen = seen if window_left < 0 else seen & (distance >= -window_left)
+    seen = seen if window_right < 0 else seen & (distance <= window_right)
+    logits = np.where(seen, logits, -np.inf)
+    if sink is not None:
+        column = np.broadcast_to(sink[:, None, None], (*logits.shape[:3], 1))
+        weights = _softmax(np.concatenate([logits, column], 3), 3)[..., :-1]
+    else:
+        weights = _softmax(logits, 3)
+    mixed: Array = np.einsum("bhtu,buhe->bthe", weights, values)
+    return mixed.reshape(*query.shape[:2], -1)
+
+
 _DEFINITIONS: Mapping[str, Callable[..., Array]] = {
     "AftFull": _aft_full,
     "AftLocal": _aft_local,
@@ -195,6 +242,7 @@ _DEFINITIONS: Mapping[str, Callable[..., Array]] = {
     "EfficientAttention": _efficient_attention,
     "Fastformer": _fastformer,
     "NormalizedLinearAttention": _linear_attention,
+    "SoftmaxAttention": _softmax_attention,
 }
 
 

@@ -22,6 +22,7 @@ from aftexport.operators.domain import DOMAIN, VERSION
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.recognition.algebra import multiply
+from aftexport.recognition.attention.rewrite import replace_attention
 from aftexport.recognition.comparison import (
     Part,
     ProofError,
@@ -80,8 +81,12 @@ def recognize(
 ) -> Recognition:
     """Replace the mechanisms of a graph in place, and return the result of the search.
 
-    ``progress`` gets the number of nodes read, the number of all nodes and a label.
+    In a graph with operators of the domain, only softmax attention is searched. ``progress`` gets
+    the number of nodes read, the number of all nodes and a label.
     """
+    has_operators = any(node.domain == DOMAIN for node in model.graph)
+    if has_operators and not any(node.op_type == "Softmax" for node in model.graph):
+        return Recognition(absence=NO_SUM)
     if not any(node.op_type in _WEIGHT_OPERATORS or _may_weigh(node) for node in model.graph):
         return Recognition(absence=NO_SUM)
     try:
@@ -89,8 +94,15 @@ def recognize(
     except NoRunnableSizes as error:
         return Recognition(unexamined=str(error))
     doubtful = remove_no_ops(model, probed)
-    recognition = _Recognizer(model, probed, doubtful).run(progress or (lambda *_: None))
+    cuts = Cuts(model, doubtful)
+    attention = replace_attention(model, probed, cuts.check)
+    if has_operators:
+        return attention
+    told = {miss.value for miss in attention.near_misses}
+    recognition = _Recognizer(model, probed, cuts, told).run(progress or (lambda *_: None))
     fold_transposes(model, probed)
+    recognition.matches[:0] = attention.matches
+    recognition.near_misses[:0] = attention.near_misses
     overridable = [name for name, v in model.graph.initializers.items() if v.is_graph_input()]
     if (
         overridable
@@ -151,14 +163,18 @@ def _may_weigh(node: ir.Node) -> bool:
 
 
 class _Recognizer:
-    def __init__(self, model: ir.Model, probed: ProbedGraph, doubtful: set[ir.Node]) -> None:
+    def __init__(
+        self, model: ir.Model, probed: ProbedGraph, cuts: "Cuts", told: Collection[str]
+    ) -> None:
+        """Prepare a search; ``told`` has the values of other near misses."""
         self._model = model
-        self._cuts = Cuts(model, doubtful)
+        self._cuts = cuts
         self._probed = probed
         self._opset = model.opset_imports[""]
         # Nodes are visited from the last: values read later do not depend on replaced nodes.
         self._reader = Reader(probed, FORMULAS, model.graph)
         self._product_reader = Reader(probed, PRODUCT_FORMULAS, model.graph, PRODUCT_FUNCTIONS)
+        self._told = {node for node in model.graph if node.outputs[0].name in told}
         self._covered: set[ir.Node] = set()
         self._settled: set[ir.Node] = set()
         self._replaced: set[ir.Value] = set()
@@ -192,7 +208,7 @@ class _Recognizer:
 
     def _other_sums(self) -> list[NearMiss]:
         """Return the weighted sums that no match and no near miss of a mechanism includes."""
-        told = self._covered | {end for _, end, _ in self._missed}
+        told = self._told | self._covered | {end for _, end, _ in self._missed}
         named = {node for _, _, part in self._missed for node in part}
         return [
             miss

@@ -1,0 +1,1 @@
+"""Softmax attention in graphs of standard operators, replaced by one operator."""

@@ -1,0 +1,314 @@
+"""Softmax attention in graphs of other people's modules, and what only looks like it."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as attend
+
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.lowering.to_onnx import lower
+from aftexport.operators.portable_bodies import attach_bodies
+from aftexport.recognition.graph.normalize import normalize
+from aftexport.recognition.recognizer import recognize
+from aftexport.recognition.result import Recognition
+from aftexport.system.contract import MAX_TOKENS
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+HEADS, WIDTH = 4, 8
+DIM = HEADS * WIDTH
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""A function of queries, keys and values ``[B, H, T, d]``, and lengths."""
+
+
+class Layer(nn.Module):
+    """Attention between projections, and a projection of the result."""
+
+    def __init__(self, attention: Attend, *, key_heads: int = HEADS) -> None:
+        super().__init__()
+        self.attention = attention
+        self.query = nn.Linear(DIM, DIM)
+        self.key, self.value = (nn.Linear(DIM, key_heads * WIDTH) for _ in range(2))
+        self.output = nn.Linear(DIM, DIM)
+
+    def forward(self, input_features: Tensor, lengths: Tensor) -> Tensor:
+        q, k, v = (
+            layer(input_features).unflatten(2, (-1, WIDTH)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        return self.output(self.attention(q, k, v, lengths).transpose(1, 2).flatten(2))
+
+
+class OneProduct(nn.Module):
+    """One weight for query, key and value, in heads as GPT-NeoX or in thirds as ModernBERT."""
+
+    def __init__(self, *, in_heads: bool) -> None:
+        super().__init__()
+        self.in_heads = in_heads
+        self.weight = nn.Linear(DIM, 3 * DIM)
+
+    def forward(self, input_features: Tensor, lengths: Tensor) -> Tensor:
+        sizes = (HEADS, 3, WIDTH) if self.in_heads else (3, HEADS, WIDTH)
+        parts = self.weight(input_features).unflatten(2, sizes)
+        q, k, v = (part.transpose(1, 2) for part in parts.unbind(3 if self.in_heads else 2))
+        return padded(q, k, v, lengths).transpose(1, 2).flatten(2)
+
+
+def graph_of(module: nn.Module) -> onnx.ModelProto:
+    tokens = torch.export.Dim("tokens", max=MAX_TOKENS)
+    batch = torch.export.Dim("batch", max=64)
+    program = torch.export.export(
+        module.eval(),
+        (torch.randn(2, 6, DIM), torch.tensor([6, 3])),
+        dynamic_shapes=({0: batch, 1: tokens}, {0: batch}),
+    )
+    return lower(program)
+
+
+def searched(module: nn.Module) -> tuple[Recognition, onnx.ModelProto]:
+    graph = normalize(graph_of(module))
+    found = recognize(graph)
+    return found, ir.to_proto(graph)
+
+
+def assert_equal(module: nn.Module, model: onnx.ModelProto) -> None:
+    """Compare the tokens of documents, with the kernels and without them."""
+    for kernels in (False, True):
+        engine = OnnxRuntimeEngine(attach_bodies(model).SerializeToString(), fused=kernels)
+        for tokens in (1, 2, 127, 129, 300):
+            x = torch.randn(3, tokens, DIM, generator=torch.Generator().manual_seed(tokens))
+            lengths = torch.tensor([tokens, max(tokens // 2, 1), 1])
+            feeds = {"input_features": x.numpy(), "lengths": lengths.numpy()}
+            (given,) = engine.run({name: feeds[name] for name in engine.input_names}).values()
+            with torch.inference_mode():
+                expected = module.double()(x.double(), lengths).numpy()
+            module.float()
+            counted = np.arange(tokens) < lengths.numpy()[:, None]
+            np.testing.assert_allclose(given[counted], expected[counted], atol=2e-5)
+
+
+def counted_keys(k: Tensor, lengths: Tensor) -> Tensor:
+    return (torch.arange(k.shape[2]) < lengths[:, None])[:, None, None]
+
+
+def distance(k: Tensor) -> Tensor:
+    places = torch.arange(k.shape[2])
+    return places - places[:, None]
+
+
+def padded(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    return attend(q, k, v, attn_mask=counted_keys(k, lengths))
+
+
+def by_hand(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, low: float = -math.inf, bias: Any = 0
+) -> Tensor:
+    scores = q @ k.transpose(2, 3) / math.sqrt(WIDTH) + bias
+    return torch.softmax(scores.masked_fill(~mask, low), -1) @ v
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    return by_hand(q, k, v, distance(k) <= 0)
+
+
+def causal_of_lengths(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    low = torch.finfo(q.dtype).min
+    return by_hand(q, k, v, counted_keys(k, lengths) & (distance(k) <= 0), low)
+
+
+def added_mask(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    low = torch.finfo(torch.float32).min
+    mask = (1 - counted_keys(k, lengths).to(q.dtype)) * low
+    return torch.softmax(q @ k.transpose(2, 3) / math.sqrt(WIDTH) + mask, -1) @ v
+
+
+def small_added_mask(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    mask = (1 - counted_keys(k, lengths).to(q.dtype)) * -10000.0
+    return torch.softmax((q / math.sqrt(WIDTH)) @ k.transpose(2, 3) + mask, -1) @ v
+
+
+def window(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    return by_hand(q, k, v, counted_keys(k, lengths) & (distance(k).abs() <= 20))
+
+
+def uneven_window(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    inside = (distance(k) >= -40) & (distance(k) < 3)
+    return by_hand(q, k, v, inside & counted_keys(k, lengths))
+
+
+def causal_window(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    return by_hand(q, k, v, (distance(k) <= 0) & (distance(k) > -64))
+
+
+def grouped(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    k, v = (x[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2) for x in (k, v))
+    return padded(q, k, v, lengths)
+
+
+def capped(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    scores = 5.0 * torch.tanh(q @ k.transpose(2, 3) * 0.7 / 5.0)
+    scores = scores.masked_fill(~counted_keys(k, lengths), -math.inf)
+    return torch.softmax(scores, -1) @ v
+
+
+def with_sinks(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    scores = q @ k.transpose(2, 3) * 0.3
+    scores = scores.masked_fill(~(counted_keys(k, lengths) & (distance(k) <= 0)), -1e38)
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0]).to(q).reshape(1, -1, 1, 1)
+    both = torch.cat([scores, sinks.expand(q.shape[0], -1, q.shape[2], -1)], -1)
+    both = both - both.max(-1, keepdim=True).values
+    return torch.softmax(both, -1)[..., :-1] @ v
+
+
+def buckets(k: Tensor) -> Tensor:
+    """Return the buckets of T5 for both directions: 8 exact ones and 8 up to 64 on each side."""
+    places = distance(k)
+    far = places.abs()
+    grown = 8 + (torch.log(far.clamp(min=1).float() / 8) / math.log(8) * 8).to(torch.int64)
+    return (places > 0) * 16 + torch.where(far < 8, far, grown.clamp(max=15))
+
+
+TABLE = torch.randn(32, HEADS, generator=torch.Generator().manual_seed(1))
+
+
+def biased(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    bias = TABLE.to(q)[buckets(k)].permute(2, 0, 1)[None]
+    mask = (~counted_keys(k, lengths)).to(q.dtype) * torch.finfo(torch.float32).min
+    return torch.softmax(q @ k.transpose(2, 3) + (bias + mask), -1) @ v
+
+
+FORMS: dict[str, tuple[nn.Module, dict[str, Any]]] = {
+    "padded": (Layer(padded), {}),
+    "no mask": (Layer(lambda q, k, v, _: attend(q, k, v)), {}),
+    "causal": (Layer(causal), {"window_right": 0}),
+    "causal, lengths": (Layer(causal_of_lengths), {"window_right": 0}),
+    "added mask": (Layer(added_mask), {}),
+    "small added mask": (Layer(small_added_mask), {}),
+    "window": (Layer(window), {"window_left": 20, "window_right": 20}),
+    "uneven window": (Layer(uneven_window), {"window_left": 40, "window_right": 2}),
+    "causal window": (Layer(causal_window), {"window_left": 63, "window_right": 0}),
+    "grouped": (Layer(grouped, key_heads=2), {"kv_num_heads": 2}),
+    "capped": (Layer(capped), {"softcap": 5.0, "scale": 0.7}),
+    "sinks": (Layer(with_sinks), {"window_right": 0}),
+    "bias": (Layer(biased), {}),
+    "one product": (OneProduct(in_heads=False), {}),
+    "one product in heads": (OneProduct(in_heads=True), {}),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms_are_recognized(name: str) -> None:
+    module, attributes = FORMS[name]
+    found, model = searched(module)
+    assert [match.operator for match in found.matches] == ["SoftmaxAttention"], found.near_misses
+    assert not found.near_misses
+    given = found.matches[0].attributes
+    for key in ("window_left", "window_right", "softcap", "kv_num_heads"):
+        assert given.get(key) == attributes.get(key)
+    assert given["scale"] == pytest.approx(attributes.get("scale", given["scale"]))
+    assert "Softmax" not in {node.op_type for node in model.graph.node}
+    assert_equal(module, model)
+
+
+@pytest.mark.parametrize("name", ["padded", "grouped", "one product"])
+def test_operands_need_no_transpose(name: str) -> None:
+    _, model = searched(FORMS[name][0])
+    kinds = {node.op_type for node in model.graph.node}
+    assert not kinds & {"Transpose", "Reshape", "Gather", "Expand"}
+
+
+def of_content(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    return by_hand(q, k, v, (k[..., 0] > -9)[:, :, None])
+
+
+def dilated(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    return by_hand(q, k, v, distance(k) % 2 == 0)
+
+
+def in_blocks(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    block = torch.arange(k.shape[2]) // 50
+    return by_hand(q, k, v, block == block[:, None])
+
+
+def window_of_batch(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    reach = torch.arange(lengths.shape[0])[:, None, None, None] + 2
+    return by_hand(q, k, v, distance(k).abs() <= reach)
+
+
+def window_of_length(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    return by_hand(q, k, v, distance(k).abs() * 2 <= lengths[:, None, None, None])
+
+
+def with_a_hole(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    return by_hand(q, k, v, (torch.arange(k.shape[2]) != 70) & counted_keys(k, lengths))
+
+
+def window_of_heads(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    reach = torch.tensor([2, 3, 5, 9])[:, None, None]
+    return by_hand(q, k, v, (distance(k).abs() <= reach)[None])
+
+
+def global_and_window(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    return by_hand(q, k, v, (distance(k).abs() <= 20) | (torch.arange(k.shape[2]) == 0))
+
+
+def too_wide(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    return by_hand(q, k, v, distance(k).abs() <= 9000)
+
+
+def of_other_keys(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    return by_hand(q, k, v, torch.arange(k.shape[2]) < lengths[:, None, None, None] - 1, -1e38)
+
+
+def unbounded_bias(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    return by_hand(q, k, v, counted_keys(k, lengths), bias=-0.1 * distance(k).abs())
+
+
+def of_positions(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    places = torch.arange(k.shape[2]).to(q)
+    bias = 0.01 * torch.sin(places)[:, None] * torch.cos(places)
+    return by_hand(q, k, v, counted_keys(k, lengths), bias=bias)
+
+
+def with_scores_added(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    more = (q.sum(-1, keepdim=True) * torch.cos(distance(k).to(q))) * 0.1
+    return by_hand(q, k, v, counted_keys(k, lengths), bias=more)
+
+
+def masked_weights(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    weights = torch.softmax(q @ k.transpose(2, 3), -1)
+    return weights.masked_fill(~counted_keys(k, lengths), 0.0) @ v
+
+
+LOOK_ALIKES: dict[str, tuple[Attend, str]] = {
+    "content": (of_content, "depends on the inputs"),
+    "dilated": (dilated, "hides other keys"),
+    "blocks": (in_blocks, "hides other keys"),
+    "window of batch": (window_of_batch, "hides other keys"),
+    "window of length": (window_of_length, "hides other keys"),
+    "hole": (with_a_hole, "hides other keys"),
+    "window of heads": (window_of_heads, "differs between heads"),
+    "global and window": (global_and_window, "hides other keys"),
+    "too wide": (too_wide, "has the number 9000"),
+    "other keys": (of_other_keys, "hides other keys"),
+    "unbounded bias": (unbounded_bias, "has no bound"),
+    "bias of positions": (of_positions, "more than head and distance"),
+    "scores added": (with_scores_added, "depends on the inputs"),
+    "masked weights": (masked_weights, "pairs of query and key"),
+}
+
+
+@pytest.mark.parametrize("name", LOOK_ALIKES)
+def test_look_alikes_stay(name: str) -> None:
+    attention, reason = LOOK_ALIKES[name]
+    found, model = searched(Layer(attention))
+    assert not found.matches
+    assert "Softmax" in {node.op_type for node in model.graph.node}
+    (miss,) = found.near_misses
+    assert reason in miss.reason
