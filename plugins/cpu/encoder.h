@@ -12,39 +12,47 @@
 
 namespace aft {
 
-struct LayerNorm {
+// A norm over the channels of a row. Without a weight there is none; the bias may be null.
+struct Norm {
   const float *weight, *bias;
   float epsilon;
+  bool rms = false;  // divides by the root of the mean square, else by the standard deviation around the mean
 };
+
+enum class Activation { kGelu, kGeluTanh, kRelu, kSilu };
 
 struct Linear {
   const PackedWeight* weight;
-  const float* bias;
+  const float* bias;  // here and below, null: none
   void* output;
 };
 
-// output = layer_norm(input) weight + bias for every one of the linear layers, which agree in their weights' rows
+// output = norm(input) weight + bias for every one of the linear layers, which agree in their weights' rows
 // and method.
 struct LayerNormLinear {
   Element element;
   int64_t rows;
   const void* input;
-  LayerNorm norm;
+  Norm norm;
   const Linear* linears;
   int64_t count;
 };
 
-// output = input + gelu(layer_norm(input) weight_in + bias_in) weight_out + bias_out
+// output = input + hidden weight_out + bias_out, hidden = activation(norm(input) weight_in + bias_in), which is
+// multiplied by norm(input) weight_up + bias_up where there is a weight_up. It has the columns of weight_in.
 struct LayerNormFeedForward {
   Element element;
   int64_t rows;
   const void* input;
-  LayerNorm norm;
+  Norm norm;
   const PackedWeight* weight_in;
   const float* bias_in;
   const PackedWeight* weight_out;
   const float* bias_out;
   void* output;
+  Activation activation = Activation::kGelu;
+  const PackedWeight* weight_up = nullptr;
+  const float* bias_up = nullptr;
 };
 
 // output = residual + input weight + bias
@@ -65,7 +73,7 @@ struct LayerNormFastformer {
   Element element;
   int64_t batch, tokens, heads;
   const void* input;
-  LayerNorm norm;
+  Norm norm;
   const float* query_weight;
   const PackedWeight* packed_query_weight;
   const float* query_bias;

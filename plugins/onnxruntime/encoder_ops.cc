@@ -5,6 +5,7 @@
 #include "cpu/methods/choice.h"
 
 #include <initializer_list>
+#include <optional>
 
 #include "checks.h"
 #include "ops.h"
@@ -34,7 +35,7 @@ struct Rows {
   int64_t count = 1, width;
 };
 
-// An input of parameters, as float32.
+// An input of parameters, as float32; its data is null where an optional one is absent.
 class Parameter {
  public:
   struct Floats {
@@ -50,7 +51,9 @@ class Parameter {
   }
 
   Floats get(const Run& run, const Shape& expected) const {
-    const Floats floats = constant_.converted ? constant_ : to_floats(run.input(index_));
+    const std::optional<Tensor> tensor = run.optional_input(index_);
+    if (!tensor) return {};
+    const Floats floats = constant_.converted ? constant_ : to_floats(*tensor);
     expect_shape(name_, {floats.shape, floats.data}, expected);
     return floats;
   }
@@ -84,9 +87,11 @@ class Weight {
     if (attributes.constant(index, tensor)) packed_ = pack(tensor);
   }
 
-  // The weight for rows of `width` values; packed for this run if it was not before.
+  // The weight for rows of `width` values, packed for this run if it was not before; null where it is absent.
   std::shared_ptr<const aft::PackedWeight> get(const Run& run, int64_t width) const {
-    const std::shared_ptr<const aft::PackedWeight> packed = packed_ ? packed_ : pack(run.input(index_));
+    const std::optional<Tensor> tensor = run.optional_input(index_);
+    if (!tensor) return nullptr;
+    const std::shared_ptr<const aft::PackedWeight> packed = packed_ ? packed_ : pack(*tensor);
     if (packed->rows != width)
       throw Error(std::string(name_) + " has " + std::to_string(packed->rows) + " rows, expected " +
                   std::to_string(width));
@@ -114,6 +119,11 @@ aft::MethodChooser read_chooser(const Attributes& attributes) {
   return aft::MethodChooser(read_precision(attributes, kPrecisions));
 }
 
+void expect_columns(const char* name, const aft::PackedWeight& weight, int64_t columns) {
+  expect(weight.columns == columns, std::string(name) + " has " + std::to_string(weight.columns) +
+                                        " columns, expected " + std::to_string(columns));
+}
+
 // A kernel reads the layout of all its weights by the method of the first.
 void expect_one_method(const aft::PackedWeight& first, const aft::PackedWeight& other) {
   if (first.method == other.method) return;
@@ -123,28 +133,31 @@ void expect_one_method(const aft::PackedWeight& first, const aft::PackedWeight& 
   throw Error("expected weights of one operator with one method, got " + name(first) + " and " + name(other));
 }
 
-// Inputs 1 and 2 of the operators that begin with a layer norm.
+// Inputs 1 and 2 of the operators that begin with a norm. Both are optional; without a weight there is no norm.
 class Norm {
  public:
   struct Floats {
-    aft::LayerNorm norm;
+    aft::Norm norm;
     Parameter::Floats weight, bias;
   };
 
   Norm(const Settings& settings, const Attributes& attributes)
       : weight_("norm_weight", 1, settings, attributes),
         bias_("norm_bias", 2, settings, attributes),
-        epsilon_(attributes.number("epsilon", 1e-5f)) {}
+        epsilon_(attributes.number("epsilon", 1e-5f)),
+        rms_(read_choice(attributes, "norm", {"layer", "rms"}, "layer") == 1) {}
 
   Floats get(const Run& run, int64_t width) const {
     Floats floats{{}, weight_.get(run, {width}), bias_.get(run, {width})};
-    floats.norm = {floats.weight.data, floats.bias.data, epsilon_};
+    expect(floats.weight.data || !floats.bias.data, "norm_weight is absent, expected it beside norm_bias");
+    floats.norm = {floats.weight.data, floats.bias.data, epsilon_, rms_};
     return floats;
   }
 
  private:
   Parameter weight_, bias_;
   float epsilon_;
+  bool rms_;
 };
 
 class LayerNormLinear : public Kernel {
@@ -214,7 +227,11 @@ class LayerNormFeedForward final : public Kernel {
         weight_in_("weight_in", 3, settings, attributes, chooser_),
         bias_in_("bias_in", 4, settings, attributes),
         weight_out_("weight_out", 5, settings, attributes, chooser_, Weight::Width::kColumns),
-        bias_out_("bias_out", 6, settings, attributes) {}
+        bias_out_("bias_out", 6, settings, attributes),
+        weight_up_("weight_up", 7, settings, attributes, chooser_),
+        bias_up_("bias_up", 8, settings, attributes),
+        activation_(static_cast<aft::Activation>(
+            read_choice(attributes, "activation", {"gelu", "gelu_tanh", "relu", "silu"}, "gelu"))) {}
 
   void compute(const Run& run) const override {
     const Rows x("x", run.input(0));
@@ -223,15 +240,21 @@ class LayerNormFeedForward final : public Kernel {
     const auto bias_in = bias_in_.get(run, {weight_in->columns});
     const auto weight_out = weight_out_.get(run, weight_in->columns);
     const auto bias_out = bias_out_.get(run, {x.width});
-    if (weight_out->columns != x.width)
-      throw Error("weight_out has " + std::to_string(weight_out->columns) + " columns, expected " +
-                  std::to_string(x.width));
+    const auto weight_up = weight_up_.get(run, x.width);
+    const auto bias_up = bias_up_.get(run, {weight_in->columns});
+    expect_columns("weight_out", *weight_out, x.width);
     expect_one_method(*weight_in, *weight_out);
+    if (weight_up) {
+      expect_columns("weight_up", *weight_up, weight_in->columns);
+      expect_one_method(*weight_in, *weight_up);
+    }
+    expect(weight_up || !bias_up.data, "weight_up is absent, expected it beside bias_up");
     void* output = run.output(0, x.shape);
     if (x.count > 0)
-      aft::layer_norm_feed_forward({element_, x.count, x.data, norm.norm, weight_in.get(), bias_in.data,
-                                    weight_out.get(), bias_out.data, output},
-                                   run.parallel());
+      aft::layer_norm_feed_forward(
+          {element_, x.count, x.data, norm.norm, weight_in.get(), bias_in.data, weight_out.get(), bias_out.data, output,
+           activation_, weight_up.get(), bias_up.data},
+          run.parallel());
   }
 
  private:
@@ -242,6 +265,9 @@ class LayerNormFeedForward final : public Kernel {
   Parameter bias_in_;
   Weight weight_out_;
   Parameter bias_out_;
+  Weight weight_up_;
+  Parameter bias_up_;
+  aft::Activation activation_;
 };
 
 class LinearResidual final : public Kernel {
@@ -297,8 +323,7 @@ class LayerNormFastformer final : public Kernel {
     const auto alpha_weight = alpha_weight_.get(run, {width, heads_});
     const auto beta_weight = beta_weight_.get(run, {width, heads_});
     const auto packed_query_weight = packed_query_weight_.get(run, width), weight = weight_.get(run, width);
-    if (weight->columns != width)
-      throw Error("weight has " + std::to_string(weight->columns) + " columns, expected " + std::to_string(width));
+    expect_columns("weight", *weight, width);
     expect_one_method(*packed_query_weight, *weight);
     const auto bias = bias_.get(run, {width});
     const Tensor lengths = run.input(11);
@@ -325,11 +350,15 @@ class LayerNormFastformer final : public Kernel {
 
 }  // namespace
 
+constexpr uint32_t kNormInputs = 1u << 1 | 1u << 2;
+
 const Operator kEncoderOperators[5] = {
-    {"LayerNormLinear", 5, create<LayerNormLinear>, false, -1},
-    {"LayerNormQueryKeyValue", 9, create<LayerNormQueryKeyValue>, false, -1, 3},
-    {"LayerNormFeedForward", 7, create<LayerNormFeedForward>, false, 0},
-    {"LinearResidual", 4, create<LinearResidual>, false, 3},
+    {"LayerNormLinear", 5, create<LayerNormLinear>, false, -1, 1, kNormInputs | 1u << 4},
+    {"LayerNormQueryKeyValue", 9, create<LayerNormQueryKeyValue>, false, -1, 3,
+     kNormInputs | 1u << 4 | 1u << 6 | 1u << 8},
+    {"LayerNormFeedForward", 9, create<LayerNormFeedForward>, false, 0, 1,
+     kNormInputs | 1u << 4 | 1u << 6 | 1u << 7 | 1u << 8},
+    {"LinearResidual", 4, create<LinearResidual>, false, 3, 1, 1u << 2},
     {"LayerNormFastformer", 12, create<LayerNormFastformer>, true, 0},
 };
 

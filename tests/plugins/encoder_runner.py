@@ -31,6 +31,8 @@ INPUTS = {
         "bias_in",
         "weight_out",
         "bias_out",
+        "weight_up",
+        "bias_up",
     ],
     "LinearResidual": ["x", "weight", "bias", "residual"],
     "LayerNormFastformer": [
@@ -65,6 +67,7 @@ def run(
 ) -> np.ndarray:
     """Run `op` on the named inputs; weights and biases are initializers unless not `constant`.
 
+    Inputs without an array are absent.
     Several outputs come side by side along their last axis.
     """
     return np.concatenate(outputs(op, inputs, constant, threads, library, **attributes), axis=-1)
@@ -94,7 +97,8 @@ def open_session(
     """Return a session of `op`, with the inputs named by `initial` as initializers."""
     plugin = {"domain": "ai.aftexport", "plugin_namespace": "", "plugin_version": "1"}
     results = OUTPUTS.get(op, ["output"])
-    node = helper.make_node(op, INPUTS[op], results, **plugin, **attributes)
+    given = [name if name in inputs else "" for name in INPUTS[op]]
+    node = helper.make_node(op, given, results, **plugin, **attributes)
     graph = helper.make_graph(
         [node],
         "one_op",

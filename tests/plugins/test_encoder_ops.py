@@ -2,15 +2,17 @@
 
 import math
 import platform
+from typing import Any
 
 import numpy as np
 import pytest
+from encoder_forms import FORMS, NORMED, PLAIN, Form
 from oracles.mechanisms import layer_norm
 
-from .encoder_runner import BOUND, HALF_BOUND, SEQUENCES, error, outputs, run
+from .encoder_runner import BOUND, HALF_BOUND, SEQUENCES, error, outputs
+from .encoder_runner import run as run_operator
 
-OPS = ["LayerNormLinear", "LayerNormQueryKeyValue", "LayerNormFeedForward", "LinearResidual"]
-NORM_OPS = OPS[:-1]
+LINEAR, QUERY_KEY_VALUE, FEED_FORWARD, RESIDUAL = PLAIN
 
 # batch, tokens, width, and the hidden or output width
 SHAPES = [
@@ -32,17 +34,19 @@ SHAPES = [
 
 
 def random_inputs(
-    op: str, batch: int, tokens: int, width: int, other: int, seed: int = 0
+    tested: Form, batch: int, tokens: int, width: int, other: int, seed: int = 0
 ) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     normal = lambda *shape: rng.standard_normal(shape, dtype=np.float32)  # noqa: E731
-    inputs = {"x": normal(batch, tokens, width) + 0.5}
+    op, inputs = tested.op, {"x": normal(batch, tokens, width) + 0.5}
     if op != "LinearResidual":
         inputs |= {"norm_weight": 1 + 0.3 * normal(width), "norm_bias": 0.3 * normal(width)}
     if op == "LayerNormFeedForward":
         inputs |= {"weight_in": normal(width, other) / math.sqrt(width)}
         inputs |= {"weight_out": normal(other, width) / math.sqrt(other)}
+        inputs |= {"weight_up": normal(width, other) / math.sqrt(width)}
         inputs |= {"bias_in": 0.5 * normal(other), "bias_out": 0.5 * normal(width)}
+        inputs |= {"bias_up": 0.5 * normal(other)}
     elif op == "LayerNormQueryKeyValue":
         for name, columns in query_key_value(width, other).items():
             inputs[f"{name}_weight"] = normal(width, columns) / math.sqrt(width)
@@ -51,7 +55,7 @@ def random_inputs(
         inputs |= {"weight": normal(width, other) / math.sqrt(width), "bias": 0.5 * normal(other)}
     if op == "LinearResidual":
         inputs |= {"residual": normal(batch, tokens, other)}
-    return inputs
+    return {name: x for name, x in inputs.items() if name not in tested.absent}
 
 
 def query_key_value(width: int, other: int) -> dict[str, int]:
@@ -63,28 +67,51 @@ def gelu(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
 
 
-def definition(op: str, inputs: dict[str, np.ndarray], epsilon: float = 1e-5) -> np.ndarray:
+ACTIVATIONS = {
+    "gelu": gelu,
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+}
+
+
+def definition(tested: Form, inputs: dict[str, np.ndarray], epsilon: float = 1e-5) -> np.ndarray:
     i = {name: x.astype(np.float64) for name, x in inputs.items()}
-    if op == "LinearResidual":
-        return i["residual"] + i["x"] @ i["weight"] + i["bias"]
-    normalized = layer_norm(i["x"], i["norm_weight"], i["norm_bias"], epsilon)
-    if op == "LayerNormLinear":
-        return normalized @ i["weight"] + i["bias"]
-    if op == "LayerNormQueryKeyValue":
+    normed = i["x"]
+    if "norm_weight" in i and tested.attributes.get("norm") == "rms":
+        mean_square = (normed**2).mean(axis=-1, keepdims=True)
+        normed = normed / np.sqrt(mean_square + epsilon) * i["norm_weight"] + i.get("norm_bias", 0)
+    elif "norm_weight" in i:
+        normed = layer_norm(normed, i["norm_weight"], i.get("norm_bias", 0), epsilon)
+    if tested.op == "LayerNormQueryKeyValue":
         parts = ("query", "key", "value")
         return np.concatenate(
-            [normalized @ i[f"{p}_weight"] + i[f"{p}_bias"] for p in parts], axis=-1
+            [normed @ i[f"{p}_weight"] + i.get(f"{p}_bias", 0) for p in parts], axis=-1
         )
-    hidden = gelu(normalized @ i["weight_in"] + i["bias_in"])
-    return i["x"] + hidden @ i["weight_out"] + i["bias_out"]
+    if tested.op != "LayerNormFeedForward":
+        return i.get("residual", 0) + normed @ i["weight"] + i.get("bias", 0)
+    activation = ACTIVATIONS[tested.attributes.get("activation", "gelu")]
+    hidden = activation(normed @ i["weight_in"] + i.get("bias_in", 0))
+    if "weight_up" in i:
+        hidden = hidden * (normed @ i["weight_up"] + i.get("bias_up", 0))
+    return i["x"] + hidden @ i["weight_out"] + i.get("bias_out", 0)
 
 
+def run(tested: Form, inputs: dict[str, np.ndarray], **options: Any) -> np.ndarray:
+    return run_operator(tested.op, inputs, **tested.attributes, **options)
+
+
+def error_of(tested: Form, inputs: dict[str, np.ndarray], **options: Any) -> float:
+    return error(run(tested, inputs, **options), definition(tested, inputs))
+
+
+@pytest.mark.table(keep=0.25)
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("op", OPS)
-def test_operator_equals_definition(op: str, shape: tuple[int, ...], precision: str) -> None:
-    inputs = random_inputs(op, *shape)
-    assert error(run(op, inputs, precision=precision), definition(op, inputs)) <= BOUND[precision]
+@pytest.mark.parametrize("tested", FORMS, ids=str)
+def test_operator_equals_definition(tested: Form, shape: tuple[int, ...], precision: str) -> None:
+    inputs = random_inputs(tested, *shape)
+    assert error_of(tested, inputs, precision=precision) <= BOUND[precision]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
@@ -93,33 +120,36 @@ def test_operator_equals_definition(op: str, shape: tuple[int, ...], precision: 
 def test_query_key_value_equal_separate_layers(
     shape: tuple[int, ...], precision: str, dtype: type[np.floating]
 ) -> None:
-    inputs = random_inputs("LayerNormQueryKeyValue", *shape)
+    inputs = random_inputs(QUERY_KEY_VALUE, *shape)
     inputs = {name: x.astype(dtype) for name, x in inputs.items()}
     norm = {name: inputs[name] for name in ("x", "norm_weight", "norm_bias")}
     results = outputs("LayerNormQueryKeyValue", inputs, precision=precision)
     for name, result in zip(("query", "key", "value"), results, strict=True):
         alone = norm | {"weight": inputs[f"{name}_weight"], "bias": inputs[f"{name}_bias"]}
-        np.testing.assert_array_equal(result, run("LayerNormLinear", alone, precision=precision))
+        np.testing.assert_array_equal(result, run(LINEAR, alone, precision=precision))
 
 
+@pytest.mark.table(keep=0.25)
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("op", OPS)
-def test_float16_tensors_match_definition(op: str, shape: tuple[int, ...], constant: bool) -> None:
-    inputs = {name: x.astype(np.float16) for name, x in random_inputs(op, *shape).items()}
-    actual = run(op, inputs, constant=constant)
+@pytest.mark.parametrize("tested", FORMS, ids=str)
+def test_float16_tensors_match_definition(
+    tested: Form, shape: tuple[int, ...], constant: bool
+) -> None:
+    inputs = {name: x.astype(np.float16) for name, x in random_inputs(tested, *shape).items()}
+    actual = run(tested, inputs, constant=constant)
     assert actual.dtype == np.float16
-    assert error(actual, definition(op, inputs)) <= HALF_BOUND
+    assert error(actual, definition(tested, inputs)) <= HALF_BOUND
 
 
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("width", [13, 64, 300])
-@pytest.mark.parametrize("op", OPS)
-def test_nan_inputs_propagate_to_output(op: str, width: int, precision: str) -> None:
-    inputs = random_inputs(op, 2, 19, width, 72)
-    clean = run(op, inputs, precision=precision)
+@pytest.mark.parametrize("tested", FORMS, ids=str)
+def test_nan_inputs_propagate_to_output(tested: Form, width: int, precision: str) -> None:
+    inputs = random_inputs(tested, 2, 19, width, 72)
+    clean = run(tested, inputs, precision=precision)
     inputs["x"][1, 7, width // 2] = np.nan
-    result = run(op, inputs, precision=precision)
+    result = run(tested, inputs, precision=precision)
     assert np.isnan(result[1, 7]).all()
     result[1, 7] = clean[1, 7]
     np.testing.assert_array_equal(result, clean)
@@ -127,96 +157,99 @@ def test_nan_inputs_propagate_to_output(op: str, width: int, precision: str) -> 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("precision", BOUND)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("tested", FORMS, ids=str)
 def test_nan_parameters_propagate_to_output(
-    op: str, precision: str, dtype: type[np.floating]
+    tested: Form, precision: str, dtype: type[np.floating]
 ) -> None:
-    clean = {name: x.astype(dtype) for name, x in random_inputs(op, 2, 19, 64, 72).items()}
+    clean = {name: x.astype(dtype) for name, x in random_inputs(tested, 2, 19, 64, 72).items()}
     for name in clean.keys() - SEQUENCES:
         damaged = clean[name].copy()
         damaged.flat[5] = np.nan
-        results = outputs(op, clean | {name: damaged}, precision=precision)
+        results = outputs(
+            tested.op, clean | {name: damaged}, precision=precision, **tested.attributes
+        )
         assert any(np.isnan(result).any() for result in results), name
 
 
 @pytest.mark.parametrize("precision", BOUND)
-@pytest.mark.parametrize("op", OPS)
-def test_non_constant_weights_give_same_result(op: str, precision: str) -> None:
-    inputs = random_inputs(op, 2, 19, 40, 72)
-    fed = run(op, inputs, constant=False, precision=precision)
-    np.testing.assert_array_equal(fed, run(op, inputs, precision=precision))
-    assert error(fed, definition(op, inputs)) <= BOUND[precision]
+@pytest.mark.parametrize("tested", FORMS, ids=str)
+def test_non_constant_weights_give_same_result(tested: Form, precision: str) -> None:
+    inputs = random_inputs(tested, 2, 19, 40, 72)
+    fed = run(tested, inputs, constant=False, precision=precision)
+    np.testing.assert_array_equal(fed, run(tested, inputs, precision=precision))
+    assert error(fed, definition(tested, inputs)) <= BOUND[precision]
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_precision_is_fp32_unless_asked_otherwise(op: str) -> None:
-    inputs = random_inputs(op, 1, 9, 24, 40)
-    np.testing.assert_array_equal(run(op, inputs), run(op, inputs, precision="fp32"))
+@pytest.mark.parametrize("tested", FORMS, ids=str)
+def test_precision_is_fp32_unless_asked_otherwise(tested: Form) -> None:
+    inputs = random_inputs(tested, 1, 9, 24, 40)
+    np.testing.assert_array_equal(run(tested, inputs), run(tested, inputs, precision="fp32"))
 
 
 @pytest.mark.parametrize("precision", BOUND)
-@pytest.mark.parametrize("op", OPS)
-def test_rows_do_not_depend_on_batch(op: str, precision: str) -> None:
+@pytest.mark.parametrize("tested", FORMS, ids=str)
+def test_rows_do_not_depend_on_batch(tested: Form, precision: str) -> None:
     """They do not depend on threads either: every block sums a row in the same order."""
-    inputs = random_inputs(op, 1, 130, 72, 96)
-    whole = run(op, inputs, precision=precision)
-    np.testing.assert_array_equal(run(op, inputs, precision=precision, threads=1), whole)
+    inputs = random_inputs(tested, 1, 130, 72, 96)
+    whole = run(tested, inputs, precision=precision)
+    np.testing.assert_array_equal(run(tested, inputs, precision=precision, threads=1), whole)
     alone = {name: x[:, 77:78] if name in SEQUENCES else x for name, x in inputs.items()}
-    np.testing.assert_array_equal(run(op, alone, precision=precision), whole[:, 77:78])
+    np.testing.assert_array_equal(run(tested, alone, precision=precision), whole[:, 77:78])
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="float32 where it is not x86-64")
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
-@pytest.mark.parametrize("op", OPS)
-def test_reduced_precision_is_used(op: str, precision: str) -> None:
-    inputs = random_inputs(op, 1, 50, 700, 50)
-    assert error(run(op, inputs, precision=precision), definition(op, inputs)) > BOUND["fp32"]
+@pytest.mark.parametrize("tested", FORMS, ids=str)
+def test_reduced_precision_is_used(tested: Form, precision: str) -> None:
+    inputs = random_inputs(tested, 1, 50, 700, 50)
+    assert error_of(tested, inputs, precision=precision) > BOUND["fp32"]
 
 
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_largest_integer_sums_do_not_overflow(sign: int, precision: str) -> None:
     """All values of a row and a column but one are at the end of their range."""
-    inputs = random_inputs("LinearResidual", 1, 2, 2100, 3)
+    inputs = random_inputs(RESIDUAL, 1, 2, 2100, 3)
     inputs["x"][:], inputs["weight"][:] = 1, sign
     inputs["x"][..., 600] = -1
-    actual = run("LinearResidual", inputs, precision=precision)
-    assert error(actual, definition("LinearResidual", inputs)) <= BOUND["fp32"]
+    actual = run(RESIDUAL, inputs, precision=precision)
+    assert error(actual, definition(RESIDUAL, inputs)) <= BOUND["fp32"]
 
 
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("value", [0.0, 1e-3, -300.0])
 @pytest.mark.parametrize("width", [1, 16, 513, 700])
 def test_constant_rows_are_exact_except_weights(width: int, value: float, precision: str) -> None:
-    inputs = random_inputs("LinearResidual", 1, 3, width, 50)
+    inputs = random_inputs(RESIDUAL, 1, 3, width, 50)
     inputs["x"][:], inputs["residual"][:], inputs["bias"][:] = value, 0, 0
-    actual = run("LinearResidual", inputs, precision=precision)
-    difference = np.abs(actual - definition("LinearResidual", inputs)).max()
+    actual = run(RESIDUAL, inputs, precision=precision)
+    difference = np.abs(actual - definition(RESIDUAL, inputs)).max()
     assert difference <= BOUND[precision] * abs(value) + 1e-25
 
 
-@pytest.mark.parametrize("op", NORM_OPS)
-def test_epsilon(op: str) -> None:
-    inputs = random_inputs(op, 1, 9, 24, 40)
-    assert error(run(op, inputs, epsilon=0.5), definition(op, inputs, epsilon=0.5)) <= BOUND["fp32"]
+@pytest.mark.parametrize("tested", NORMED, ids=str)
+def test_epsilon(tested: Form) -> None:
+    inputs = random_inputs(tested, 1, 9, 24, 40)
+    expected = definition(tested, inputs, epsilon=0.5)
+    assert error(run(tested, inputs, epsilon=0.5), expected) <= BOUND["fp32"]
 
 
-@pytest.mark.parametrize("op", NORM_OPS)
-def test_a_mean_far_from_zero(op: str) -> None:
-    inputs = random_inputs(op, 1, 9, 100, 40)
+@pytest.mark.parametrize("tested", NORMED, ids=str)
+def test_a_mean_far_from_zero(tested: Form) -> None:
+    inputs = random_inputs(tested, 1, 9, 100, 40)
     inputs["x"] += 1000
-    assert error(run(op, inputs), definition(op, inputs)) <= BOUND["fp32"]
+    assert error_of(tested, inputs) <= BOUND["fp32"]
 
 
 @pytest.mark.parametrize("precision", BOUND)
-@pytest.mark.parametrize("op", OPS)
-def test_constant_rows_and_zero_weights(op: str, precision: str) -> None:
-    inputs = random_inputs(op, 1, 14, 40, 24)
+@pytest.mark.parametrize("tested", FORMS, ids=str)
+def test_constant_rows_and_zero_weights(tested: Form, precision: str) -> None:
+    inputs = random_inputs(tested, 1, 14, 40, 24)
     inputs["x"][:, ::2] = 3.0
     inputs["x"][:, 1] = 0.0
     for name in set(inputs) - {"x", "residual", "norm_bias"}:
         inputs[name][..., ::3] = 0.0
-    assert error(run(op, inputs, precision=precision), definition(op, inputs)) <= BOUND[precision]
+    assert error_of(tested, inputs, precision=precision) <= BOUND[precision]
 
 
 def test_gelu_is_exact_over_whole_range() -> None:
@@ -227,7 +260,7 @@ def test_gelu_is_exact_over_whole_range() -> None:
     inputs = dict.fromkeys(["norm_weight", "bias_in", "bias_out"], zeros)
     inputs |= {"x": zeros[None, None], "norm_bias": points}
     inputs |= {"weight_in": identity, "weight_out": identity}
-    actual, exact = run("LayerNormFeedForward", inputs)[0, 0], gelu(points.astype(np.float64))
+    actual, exact = run(FEED_FORWARD, inputs)[0, 0], gelu(points.astype(np.float64))
     assert (np.abs(actual - exact) <= 3e-7 * np.maximum(1, np.abs(points))).all()
 
 
@@ -247,24 +280,54 @@ def test_gelu_is_exact_over_whole_range() -> None:
     ],
 )
 def test_wrong_shapes_are_named(change: dict[str, np.ndarray], message: str) -> None:
-    inputs = random_inputs("LinearResidual", 1, 4, 12, 8) | change
+    inputs = random_inputs(RESIDUAL, 1, 4, 12, 8) | change
     with pytest.raises(Exception, match=message):
-        run("LinearResidual", inputs)
+        run(RESIDUAL, inputs)
 
 
 def test_layer_of_wrong_shape_is_named() -> None:
     """It is one of three layers."""
-    inputs = random_inputs("LayerNormQueryKeyValue", 1, 4, 12, 8)
+    inputs = random_inputs(QUERY_KEY_VALUE, 1, 4, 12, 8)
     inputs["key_weight"] = np.zeros((9, 8), np.float32)
     with pytest.raises(Exception, match="key_weight has 9 rows, expected 12"):
-        run("LayerNormQueryKeyValue", inputs)
+        run(QUERY_KEY_VALUE, inputs)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight_up": (9, 8)}, "weight_up has 9 rows, expected 12"),
+        ({"weight_up": (12, 7)}, "weight_up has 7 columns, expected 8"),
+        ({"weight_out": (8, 11)}, "weight_out has 11 columns, expected 12"),
+        ({"weight_up": None}, "weight_up is absent, expected it beside bias_up"),
+        ({"norm_weight": None}, "norm_weight is absent, expected it beside norm_bias"),
+    ],
+)
+def test_parameters_that_do_not_fit_are_named(
+    change: dict[str, tuple[int, ...] | None], message: str
+) -> None:
+    gated = Form("LayerNormFeedForward")
+    inputs = random_inputs(gated, 1, 4, 12, 8)
+    for name, shape in change.items():
+        del inputs[name]
+        if shape is not None:
+            inputs[name] = np.zeros(shape, np.float32)
+    with pytest.raises(Exception, match=message):
+        run(gated, inputs)
+
+
+@pytest.mark.parametrize(("name", "value"), [("norm", "batch"), ("activation", "tanh")])
+def test_an_unknown_choice_is_refused(name: str, value: str) -> None:
+    inputs = random_inputs(FEED_FORWARD, 1, 4, 12, 8)
+    with pytest.raises(Exception, match=f'{name} is "{value}", expected'):
+        run(FEED_FORWARD, inputs, **{name: value})
 
 
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(Exception, match='precision is "int4", expected fp32, bf16 or int8'):
-        run("LinearResidual", random_inputs("LinearResidual", 1, 4, 12, 8), precision="int4")
+        run(RESIDUAL, random_inputs(RESIDUAL, 1, 4, 12, 8), precision="int4")
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_no_rows(op: str) -> None:
-    assert run(op, random_inputs(op, 1, 0, 16, 24)).shape[1] == 0
+@pytest.mark.parametrize("tested", FORMS, ids=str)
+def test_no_rows(tested: Form) -> None:
+    assert run(tested, random_inputs(tested, 1, 0, 16, 24)).shape[1] == 0

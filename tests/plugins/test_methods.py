@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from encoder_forms import FORMS, Form
 
 from aftexport.parity import TOLERANCES
 from aftplugins.methods import METHOD_VARIABLE, MethodVariableError, choose
 
-from .encoder_runner import BOUND, error, open_session
+from .encoder_runner import BOUND, open_session
 from .encoder_runner import run as run_encoder
 from .runner import check, random_inputs, session
-from .test_encoder_ops import OPS, definition
+from .test_encoder_ops import error_of
 from .test_encoder_ops import random_inputs as encoder_inputs
 
 WIDTH = 64
@@ -112,12 +113,11 @@ def only_file(cache: Path) -> Path:
 
 
 @pytest.mark.parametrize("precision", REDUCED)
-@pytest.mark.parametrize("op", OPS)
-def test_forced_method_keeps_encoder_bound(op: str, precision: str, forced: str) -> None:
+@pytest.mark.parametrize("tested", FORMS, ids=str)
+def test_forced_method_keeps_encoder_bound(tested: Form, precision: str, forced: str) -> None:
     for shape in ((2, 13, 48, 31), (1, 97, 256, 768)):
-        inputs = encoder_inputs(op, *shape)
-        actual = run_encoder(op, inputs, precision=precision)
-        assert error(actual, definition(op, inputs)) <= BOUND[precision]
+        inputs = encoder_inputs(tested, *shape)
+        assert error_of(tested, inputs, precision=precision) <= BOUND[precision]
 
 
 @pytest.mark.parametrize("precision", REDUCED)
@@ -132,11 +132,12 @@ def test_forced_method_keeps_aft_full_bound(
 
 
 @pytest.mark.skipif(len(usable()) == 1, reason="one method on this machine")
-@pytest.mark.parametrize("constant", ["query_weight", "key_weight", "weight_out"])
+@pytest.mark.parametrize("constant", ["query_weight", "key_weight", "weight_out", "weight_up"])
 def test_session_keeps_its_method(constant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that are packed at every run have the method of those packed with the session."""
-    op = "LayerNormFeedForward" if constant == "weight_out" else "LayerNormQueryKeyValue"
-    inputs = encoder_inputs(op, 2, 13, 64, 64)
+    is_query_key = constant in ("query_weight", "key_weight")
+    op = "LayerNormQueryKeyValue" if is_query_key else "LayerNormFeedForward"
+    inputs = encoder_inputs(Form(op), 2, 13, 64, 64)
     for first in usable():
         for second in usable():
             monkeypatch.setenv(METHOD_VARIABLE, first)

@@ -1,10 +1,6 @@
-"""Recognition of linear layers and norms, new nodes, and replacement of several nodes by one.
-
-The match is by structure, axes and constants, never by name.
-"""
+"""Questions about the nodes of a graph, new nodes, and replacement of several nodes by one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -12,22 +8,6 @@ from numpy.typing import NDArray
 
 from aftexport.lowering.graph_values import free_name, value_names
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES
-
-
-@dataclass(frozen=True)
-class Linear:
-    """``Add(MatMul(x, weight), bias)`` with constant weight and bias."""
-
-    product: ir.Node
-    addition: ir.Node
-    x: ir.Value
-    weight: ir.Value
-    bias: ir.Value
-
-    @property
-    def output(self) -> ir.Value:
-        """The layer's result."""
-        return self.addition.outputs[0]
 
 
 def replace(
@@ -70,23 +50,14 @@ def remove(nodes: list[ir.Node]) -> None:
     graph.remove(nodes, safe=True)
 
 
-def is_norm(node: ir.Node) -> bool:
-    """Return whether ``node`` is a layer norm over the channels of ``[B, T, D]``."""
-    x = node.inputs[0] if node.inputs else None
-    return (
-        node.op_type == "LayerNormalization"
-        and len(node.inputs) == 3
-        and all(value is not None for value in node.inputs)
-        and node.attributes.get_int("axis", -1) in (-1, 2)
-        and x is not None
-        and x.shape is not None
-        and len(x.shape) == 3
+def are_closed(nodes: Sequence[ir.Node]) -> bool:
+    """Return whether only ``nodes`` read the outputs of all of them but the last."""
+    inside = set(nodes)
+    values = [value for node in nodes[:-1] for value in node.outputs]
+    return not any(
+        value.is_graph_output() or any(user not in inside for user, _ in value.uses())
+        for value in values
     )
-
-
-def epsilon(norm: ir.Node) -> float:
-    """Return the epsilon that a layer norm adds to the variance."""
-    return norm.attributes.get_float("epsilon", 1e-5)
 
 
 def only_user(value: ir.Value, op_type: str) -> ir.Node | None:
@@ -95,50 +66,6 @@ def only_user(value: ir.Value, op_type: str) -> ir.Node | None:
     if len(users) != 1 or value.is_graph_output() or users[0].op_type != op_type:
         return None
     return users[0]
-
-
-def linear_ending_in(value: ir.Value | None) -> Linear | None:
-    """Return the linear layer that computes ``value``."""
-    addition = value.producer() if value is not None else None
-    return linear_of(addition) if addition is not None else None
-
-
-def only_linear(value: ir.Value) -> Linear | None:
-    """Return the linear layer that is the only reader of ``value``."""
-    product = only_user(value, "MatMul")
-    return linear(product) if product is not None else None
-
-
-def linear(product: ir.Node) -> Linear | None:
-    """Return the linear layer whose first node is ``product``."""
-    if product.op_type != "MatMul":
-        return None
-    addition = only_user(product.outputs[0], "Add")
-    return linear_of(addition) if addition is not None else None
-
-
-def linear_of(addition: ir.Node) -> Linear | None:
-    """Return the linear layer whose last node is ``addition``."""
-    if addition.op_type != "Add":
-        return None
-    for product_value in addition.inputs:
-        product = product_value.producer() if product_value is not None else None
-        if product_value is None or product is None or product.op_type != "MatMul":
-            continue
-        bias = other_input(addition, product_value)
-        x, weight = product.inputs
-        if (
-            x is not None
-            and x.shape is not None
-            and len(x.shape) == 3
-            and weight is not None
-            and bias is not None
-            and rank(weight) == 2
-            and rank(bias) == 1
-            and len(product_value.uses()) == 1
-        ):
-            return Linear(product, addition, x, weight, bias)
-    return None
 
 
 def other_input(node: ir.Node, value: ir.Value) -> ir.Value | None:

@@ -4,7 +4,7 @@ One more operator computes a whole Fastformer layer, whose attention commutes wi
 PyTorch models do not call these operators; ``aftexport.lowering`` finds them in exported graphs.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 
 import onnx
@@ -24,12 +24,12 @@ class Arithmetic(Enum):
     TENSORS = "tensors"
     BFLOAT16 = "bfloat16"
 
-    def names(self, *inputs: str) -> list[str]:
-        """Return the values of the body in place of its inputs."""
-        return [f"{name}_f" if self is Arithmetic.FLOAT32 else name for name in inputs]
+    def name(self, value: str) -> str:
+        """Return the value of the body in place of an input."""
+        return f"{value}_f" if self is Arithmetic.FLOAT32 else value
 
-    def casts(self, inputs: Iterable[str]) -> str:
-        """Return the first lines of a body, which define the values of ``names``."""
+    def casts(self, inputs: Sequence[str]) -> str:
+        """Return the first lines of a body, which define the values of ``name``."""
         return as_float(*inputs) if self is Arithmetic.FLOAT32 else ""
 
     def product(self, result: str, left: str, right: str) -> str:
@@ -43,33 +43,71 @@ class Arithmetic(Enum):
         {result} = Cast <to = {_FLOAT}> ({result}_rounded)
         """
 
-    def gelu(self, result: str, x: str, *, has_operator: bool = True) -> str:
-        """Return the lines of the exact GELU; opsets from 20 on have an operator for it."""
+    def linear(self, result: str, left: str, layer: str, present: Collection[str]) -> str:
+        """Return the lines of a linear layer with the inputs of ``layer_inputs``."""
+        weight, bias = layer_inputs(layer)
+        if bias not in present:
+            return self.product(result, left, self.name(weight))
+        product = self.product(f"{result}_product", left, self.name(weight))
+        return f"{product}{result} = Add({result}_product, {self.name(bias)})\n"
+
+    def activation(self, function: str, result: str, x: str, *, has_gelu: bool) -> str:
+        """Return the lines of an activation; opsets from 20 on have an operator Gelu."""
         # onnx's evaluator has no Gelu within a function, and ONNX Runtime fuses the parts of one.
-        if self is Arithmetic.FLOAT32:
-            return _gelu_parts(result, x)
-        if has_operator:
-            return f"{result} = Gelu({x})\n"
-        if self is Arithmetic.BFLOAT16:
-            return _gelu_parts(result, x)
+        if not function.startswith("gelu"):
+            return _ACTIVATION_PARTS[function](result, x)
+        if has_gelu and self is not Arithmetic.FLOAT32:
+            approximate = "tanh" if function == "gelu_tanh" else "none"
+            return f'{result} = Gelu <approximate = "{approximate}"> ({x})\n'
+        parts = _ACTIVATION_PARTS[function]
+        if self is not Arithmetic.TENSORS:
+            return parts(result, x)
         return (
             f"{x}_wide = Cast <to = {_FLOAT}> ({x})\n"
-            + _gelu_parts(f"{result}_wide", f"{x}_wide")
+            + parts(f"{result}_wide", f"{x}_wide")
             + f"{result} = CastLike({result}_wide, {x})\n"
         )
 
-    def output(self, name: str, expression: str) -> str:
-        """Return the lines of an output, which has the type of the input ``x``."""
-        if self is not Arithmetic.FLOAT32:
-            return f"{name} = {expression}\n"
-        return f"{name}_result = {expression}\n{name} = CastLike({name}_result, x)\n"
+    def normed(self, norm: str, present: Collection[str]) -> tuple[str, str]:
+        """Return the lines of the norm, and the name of its result; without one, that of x."""
+        x = self.name("x")
+        if "norm_weight" not in present:
+            return "", x
+        weight = self.name("norm_weight")
+        bias = [self.name("norm_bias")] if "norm_bias" in present else []
+        if norm == "layer":
+            operands = ", ".join([x, weight, *bias])
+            settings = "<axis = -1, epsilon: float = @epsilon>"
+            return f"normed = LayerNormalization {settings} ({operands})\n", "normed"
+        return _rms_norm(x, weight, bias), "normed"
+
+    def output(self, name: str, value: str) -> str:
+        """Return the line of an output, which has the type of the input ``x``."""
+        operation = f"CastLike({value}, x)" if self is Arithmetic.FLOAT32 else f"Identity({value})"
+        return f"{name} = {operation}\n"
 
 
-def layer_norm(x: str, weight: str, bias: str) -> str:
-    """Return the line of the norm, ``normed``."""
-    return f"""
-        normed = LayerNormalization <axis = -1, epsilon: float = @epsilon> ({x}, {weight}, {bias})
+def layer_inputs(layer: str) -> tuple[str, str]:
+    """Return the names of weight and bias: of the layer ``in``, ``weight_in`` and ``bias_in``."""
+    return (f"weight_{layer}", f"bias_{layer}") if layer else ("weight", "bias")
+
+
+def _rms_norm(x: str, weight: str, bias: Sequence[str]) -> str:
+    """Return the lines of an RMS norm, whose mean square is in float32."""
+    result = "weighted" if bias else "normed"
+    lines = f"""
+        wide = Cast <to = {_FLOAT}> ({x})
+        squares = Mul(wide, wide)
+        channels = Constant <value_ints = [-1]> ()
+        mean_square = ReduceMean <keepdims = 1> (squares, channels)
+        epsilon = Constant <value_float: float = @epsilon> ()
+        shifted_mean = Add(mean_square, epsilon)
+        root = Sqrt(shifted_mean)
+        unit_wide = Div(wide, root)
+        unit = CastLike(unit_wide, {weight})
+        {result} = Mul(unit, {weight})
         """
+    return lines + "".join(f"normed = Add(weighted, {name})\n" for name in bias)
 
 
 def _gelu_parts(result: str, x: str) -> str:
@@ -89,8 +127,50 @@ def _gelu_parts(result: str, x: str) -> str:
         """
 
 
+def _gelu_tanh_parts(result: str, x: str) -> str:
+    """Return the lines of the GELU by the hyperbolic tangent, of an input in float32."""
+    return f"""
+        inner_factor = Constant <value_float = 0.7978845608028654> ()
+        cube_factor = Constant <value_float = 0.044715> ()
+        one_f = Constant <value_float = 1.0> ()
+        half = Constant <value_float = 0.5> ()
+        square = Mul({x}, {x})
+        cube = Mul(square, {x})
+        cube_part = Mul(cube, cube_factor)
+        inner_sum = Add({x}, cube_part)
+        inner = Mul(inner_sum, inner_factor)
+        hyperbolic = Tanh(inner)
+        twice_weight = Add(hyperbolic, one_f)
+        twice_activated = Mul({x}, twice_weight)
+        {result} = Mul(twice_activated, half)
+        """
+
+
+_ACTIVATION_PARTS: dict[str, Callable[[str, str], str]] = {
+    "gelu": _gelu_parts,
+    "gelu_tanh": _gelu_tanh_parts,
+    "relu": lambda result, x: f"{result} = Relu({x})\n",
+    "silu": lambda result, x: f"{x}_gate = Sigmoid({x})\n{result} = Mul({x}, {x}_gate)\n",
+}
+
 _NORMED = ("x", "norm_weight", "norm_bias")
-EPSILON = Attribute("epsilon", 1e-5, "Constant that is added to the variance of the norm.")
+_NORM_PARAMETERS = ("norm_weight", "norm_bias")
+NORM = Attribute(
+    "norm",
+    "layer",
+    "The norm: layer, or rms, which divides by the root of the mean square. Without norm_weight "
+    "there is none.",
+    ("layer", "rms"),
+)
+ACTIVATION = Attribute(
+    "activation",
+    "gelu",
+    "Activation of the hidden layer; gelu_tanh is the form with the hyperbolic tangent.",
+    ("gelu", "gelu_tanh", "relu", "silu"),
+)
+EPSILON = Attribute(
+    "epsilon", 1e-5, "Constant that is added to the variance or the mean square of the norm."
+)
 PRECISION = Attribute(
     "precision",
     "fp32",
@@ -99,21 +179,27 @@ PRECISION = Attribute(
     "computes in float32.",
 )
 
+_LIBRARIES = ("onnxruntime",)
+
 # A norm and a linear layer that reads it.
 #
-#     Y = LayerNorm(X) W + b
+#     Y = norm(X) W + b
 #
-# Ba et al., Layer Normalization, arXiv 1607.06450, eq. 4.
-_LINEAR_INPUTS = (*_NORMED, "weight", "bias")
+# Ba et al., Layer Normalization, arXiv 1607.06450, eq. 4; Zhang and Sennrich, Root Mean Square
+# Layer Normalization, arXiv 1910.07467, eq. 4. Norm and bias may be absent, here and below: a layer
+# after the sublayer's norm (post-norm), whose result has other readers, has none.
+_LINEAR_INPUTS = (*_NORMED, *layer_inputs(""))
 
 
-def _linear_body(arithmetic: Arithmetic = Arithmetic.FLOAT32) -> str:
-    x, norm_weight, norm_bias, weight, bias = arithmetic.names(*_LINEAR_INPUTS)
+def _linear_body(
+    *, norm: str, present: Collection[str], arithmetic: Arithmetic = Arithmetic.FLOAT32
+) -> str:
+    lines, normed = arithmetic.normed(norm, present)
     return (
-        arithmetic.casts(_LINEAR_INPUTS)
-        + layer_norm(x, norm_weight, norm_bias)
-        + arithmetic.product("product", "normed", weight)
-        + arithmetic.output("output", f"Add(product, {bias})")
+        arithmetic.casts(LAYER_NORM_LINEAR.given(present))
+        + lines
+        + arithmetic.linear("sum", normed, "", present)
+        + arithmetic.output("output", "sum")
     )
 
 
@@ -121,33 +207,45 @@ LAYER_NORM_LINEAR = OnnxOperator(
     op_type="LayerNormLinear",
     inputs=_LINEAR_INPUTS,
     shapes=("B T D", "D", "D", "D E", "E"),
+    optional=(*_NORM_PARAMETERS, "bias"),
     exponents=(),
-    attributes=(EPSILON,),
+    libraries=_LIBRARIES,
+    attributes=(EPSILON, NORM),
     kernel_attributes=(PRECISION,),
     body=_linear_body,
-    doc="LayerNorm(x) @ weight + bias (arXiv 1607.06450, eq. 4).",
+    doc=(
+        "norm(x) @ weight + bias, with a layer norm (arXiv 1607.06450, eq. 4), an RMS norm "
+        "(arXiv 1910.07467, eq. 4) or none."
+    ),
 )
 
 
 # A norm and the three linear layers of an attention that read it.
 #
-#     N = LayerNorm(X);  query = N W_q + b_q;  key = N W_k + b_k;  value = N W_v + b_v
+#     N = norm(X);  query = N W_q + b_q;  key = N W_k + b_k;  value = N W_v + b_v
 #
-# Ba et al., Layer Normalization, arXiv 1607.06450, eq. 4, and Vaswani et al.,
-# arXiv 1706.03762, section 3.2.2. Each output is a separate tensor, as the attention needs it.
+# Vaswani et al., arXiv 1706.03762, section 3.2.2. Each output is a separate tensor, as the
+# attention needs it.
 _OUTPUTS = ("query", "key", "value")
+_BIASES = tuple(f"{name}_bias" for name in _OUTPUTS)
 _QUERY_KEY_VALUE_INPUTS = (
     *_NORMED,
     *(f"{name}_{part}" for name in _OUTPUTS for part in ("weight", "bias")),
 )
 
 
-def _query_key_value_body(arithmetic: Arithmetic = Arithmetic.FLOAT32) -> str:
-    x, norm_weight, norm_bias, *parameters = arithmetic.names(*_QUERY_KEY_VALUE_INPUTS)
-    lines = arithmetic.casts(_QUERY_KEY_VALUE_INPUTS) + layer_norm(x, norm_weight, norm_bias)
-    for name, weight, bias in zip(_OUTPUTS, parameters[::2], parameters[1::2], strict=True):
-        lines += arithmetic.product(f"{name}_product", "normed", weight)
-        lines += arithmetic.output(name, f"Add({name}_product, {bias})")
+def _query_key_value_body(
+    *, norm: str, present: Collection[str], arithmetic: Arithmetic = Arithmetic.FLOAT32
+) -> str:
+    normed_lines, normed = arithmetic.normed(norm, present)
+    lines = arithmetic.casts(LAYER_NORM_QUERY_KEY_VALUE.given(present)) + normed_lines
+    for name in _OUTPUTS:
+        result = f"{name}_product"
+        lines += arithmetic.product(result, normed, arithmetic.name(f"{name}_weight"))
+        if f"{name}_bias" in present:
+            lines += f"{name}_sum = Add({result}, {arithmetic.name(f'{name}_bias')})\n"
+            result = f"{name}_sum"
+        lines += arithmetic.output(name, result)
     return lines
 
 
@@ -155,51 +253,71 @@ LAYER_NORM_QUERY_KEY_VALUE = OnnxOperator(
     op_type="LayerNormQueryKeyValue",
     inputs=_QUERY_KEY_VALUE_INPUTS,
     shapes=("B T D", "D", "D", "D E", "E", "D F", "F", "D G", "G"),
+    optional=(*_NORM_PARAMETERS, *_BIASES),
     outputs=_OUTPUTS,
     exponents=(),
-    attributes=(EPSILON,),
+    libraries=_LIBRARIES,
+    attributes=(EPSILON, NORM),
     kernel_attributes=(PRECISION,),
     body=_query_key_value_body,
-    doc="LayerNorm(x) @ weight + bias (arXiv 1607.06450, eq. 4), for query, key and value each.",
+    doc="norm(x) @ weight + bias as in LayerNormLinear, for query, key and value each.",
 )
 
 
-# The feed-forward half of a pre-norm encoder layer.
+# The feed-forward half of an encoder layer.
 #
-#     Y = X + gelu(LayerNorm(X) W_in + b_in) W_out + b_out
+#     H = f(norm(X) W_in + b_in), or gated H = f(norm(X) W_in + b_in) (norm(X) W_up + b_up)
+#     Y = X + H W_out + b_out
 #
-# Vaswani et al., arXiv 1706.03762, eq. 2, with the norm before it (Xiong et al.,
-# arXiv 2002.04745) and the exact GELU (Hendrycks and Gimpel, arXiv 1606.08415).
-_FEED_FORWARD_INPUTS = (*_NORMED, "weight_in", "bias_in", "weight_out", "bias_out")
+# Vaswani et al., arXiv 1706.03762, eq. 2, with the norm before it (Xiong et al., arXiv 2002.04745)
+# or none, and the exact GELU (Hendrycks and Gimpel, arXiv 1606.08415), its form with the hyperbolic
+# tangent, SiLU or ReLU. Gated: Shazeer, arXiv 2002.05202, eq. 6.
+_FEED_FORWARD_INPUTS = (
+    *_NORMED,
+    *(name for layer in ("in", "out", "up") for name in layer_inputs(layer)),
+)
 
 
 def _feed_forward_body(
-    arithmetic: Arithmetic = Arithmetic.FLOAT32, *, has_gelu: bool = True
+    *,
+    norm: str,
+    activation: str,
+    present: Collection[str],
+    arithmetic: Arithmetic = Arithmetic.FLOAT32,
+    has_gelu: bool = True,
 ) -> str:
-    x, norm_weight, norm_bias, weight_in, bias_in, weight_out, bias_out = arithmetic.names(
-        *_FEED_FORWARD_INPUTS
-    )
+    normed_lines, normed = arithmetic.normed(norm, present)
+    hidden, gate = "activated", ""
+    if "weight_up" in present:
+        hidden = "gated"
+        gate = arithmetic.linear("up", normed, "up", present) + "gated = Mul(activated, up)\n"
     return (
-        arithmetic.casts(_FEED_FORWARD_INPUTS)
-        + layer_norm(x, norm_weight, norm_bias)
-        + arithmetic.product("product_in", "normed", weight_in)
-        + f"hidden = Add(product_in, {bias_in})\n"
-        + arithmetic.gelu("activated", "hidden", has_operator=has_gelu)
-        + arithmetic.product("product_out", "activated", weight_out)
-        + f"change = Add(product_out, {bias_out})\n"
-        + arithmetic.output("output", f"Add({x}, change)")
+        arithmetic.casts(LAYER_NORM_FEED_FORWARD.given(present))
+        + normed_lines
+        + arithmetic.linear("hidden", normed, "in", present)
+        + arithmetic.activation(activation, "activated", "hidden", has_gelu=has_gelu)
+        + gate
+        + arithmetic.linear("change", hidden, "out", present)
+        + f"sum = Add({arithmetic.name('x')}, change)\n"
+        + arithmetic.output("output", "sum")
     )
 
 
 LAYER_NORM_FEED_FORWARD = OnnxOperator(
     op_type="LayerNormFeedForward",
     inputs=_FEED_FORWARD_INPUTS,
-    shapes=("B T D", "D", "D", "D F", "F", "F D", "D"),
+    shapes=("B T D", "D", "D", "D F", "F", "F D", "D", "D F", "F"),
+    optional=(*_NORM_PARAMETERS, "bias_in", "bias_out", "weight_up", "bias_up"),
     exponents=(),
-    attributes=(EPSILON,),
+    libraries=_LIBRARIES,
+    attributes=(EPSILON, NORM, ACTIVATION),
     kernel_attributes=(PRECISION,),
     body=_feed_forward_body,
-    doc="x + gelu(LayerNorm(x) @ weight_in + bias_in) @ weight_out + bias_out.",
+    doc=(
+        "x + hidden @ weight_out + bias_out, where hidden is "
+        "activation(norm(x) @ weight_in + bias_in), times norm(x) @ weight_up + bias_up if there "
+        "is a weight_up (arXiv 2002.05202, eq. 6)."
+    ),
 )
 
 
@@ -209,13 +327,12 @@ LAYER_NORM_FEED_FORWARD = OnnxOperator(
 _RESIDUAL_INPUTS = ("x", "weight", "bias", "residual")
 
 
-def _residual_body(arithmetic: Arithmetic = Arithmetic.FLOAT32) -> str:
-    x, weight, bias, residual = arithmetic.names(*_RESIDUAL_INPUTS)
+def _residual_body(*, present: Collection[str], arithmetic: Arithmetic = Arithmetic.FLOAT32) -> str:
     return (
-        arithmetic.casts(_RESIDUAL_INPUTS)
-        + arithmetic.product("product", x, weight)
-        + f"change = Add(product, {bias})\n"
-        + arithmetic.output("output", f"Add({residual}, change)")
+        arithmetic.casts(LINEAR_RESIDUAL.given(present))
+        + arithmetic.linear("change", arithmetic.name("x"), "", present)
+        + f"sum = Add({arithmetic.name('residual')}, change)\n"
+        + arithmetic.output("output", "sum")
     )
 
 
@@ -223,7 +340,9 @@ LINEAR_RESIDUAL = OnnxOperator(
     op_type="LinearResidual",
     inputs=_RESIDUAL_INPUTS,
     shapes=("B T E", "E D", "D", "B T D"),
+    optional=("bias",),
     exponents=(),
+    libraries=_LIBRARIES,
     attributes=(),
     kernel_attributes=(PRECISION,),
     body=_residual_body,

@@ -74,8 +74,7 @@ def _add_defaults(node: onnx.NodeProto) -> None:
 
 def _form(node: onnx.NodeProto) -> _Form:
     operator = ALL_OPERATORS[node.op_type]
-    chosen = operator.attributes_of(node)
-    return tuple(str(chosen[a.name]) for a in operator.settings), operator.present_in(node)
+    return tuple(operator.settings_of(node).values()), operator.present_in(node)
 
 
 def _name(op_type: str, form: _Form) -> str:

@@ -79,6 +79,11 @@ class OnnxOperator:
         values = {a.name: present.get(a.name, a.default) for a in self.attributes}
         return {n: v.decode() if isinstance(v, bytes) else v for n, v in values.items()}
 
+    def settings_of(self, node: onnx.NodeProto) -> dict[str, str]:
+        """Return the value of each setting of ``node``."""
+        values = self.attributes_of(node)
+        return {a.name: str(values[a.name]) for a in self.settings}
+
     def present_in(self, node: onnx.NodeProto) -> tuple[str, ...]:
         """Return the optional inputs that ``node`` has, in order."""
         given = {name for name, value in zip(self.inputs, node.input, strict=False) if value}
@@ -94,6 +99,10 @@ class OnnxOperator:
             or (a.is_cpu_only and values[a.name] != a.default)
         ]
         return (*attributes, *self.present_in(node))
+
+    def given(self, present: Collection[str]) -> list[str]:
+        """Return the inputs of a node with these optional ones, in order."""
+        return [name for name in self.inputs if name not in self.optional or name in present]
 
     def function(
         self,

@@ -10,9 +10,9 @@
 //           documents of fewer than D tokens, 4 T D^2.
 // Method:   query and key are not computed for every token: the poolings are of the normalized rows. With Wq and W in
 //           turn, queries stay in the second-level cache.
-// See:      row_softmax_pool.h, row_blocks.h, layer_norm.h
+// See:      row_softmax_pool.h, row_blocks.h, norm.h
 
-#include "encoder/layer_norm.h"
+#include "encoder/norm.h"
 #include "encoder/row_blocks.h"
 #include "encoder/row_softmax_pool.h"
 

@@ -1,14 +1,14 @@
 // LayerNormLinear, and LayerNormQueryKeyValue, which has three W, b and Y.
 //
-// Computes: Y = layer_norm(X) W + b
+// Computes: Y = norm(X) W + b, norm being a layer norm, an RMS norm or none
 // Cost:     bound by multiply-adds: 2 D E FLOPs per row against 4 (D + E) bytes. As separate operators, layer norm
 //           reads and writes every row once more, and the bias the result.
 // Method:   a task takes a block of rows: it normalizes them into encoded rows in the second-level cache, multiplies
 //           them by every W, panel by panel, and adds the bias in the epilogue. Each W is packed by itself, so that no
 //           panel belongs to two outputs and every output is written in place.
-// See:      row_blocks.h, layer_norm.h, matmul/matrix_product.h
+// See:      row_blocks.h, norm.h, matmul/matrix_product.h
 
-#include "encoder/layer_norm.h"
+#include "encoder/norm.h"
 #include "encoder/row_blocks.h"
 
 namespace aft::AFT_ISA {
@@ -28,8 +28,7 @@ void layer_norm_linear(const LayerNormLinear& p, const Parallel& parallel) {
           float* converted = memory + row_floats + rows * left_floats;
           for (int64_t r = 0; r < rows; ++r) {
             const float* row = read_elements(p.element, p.input, (first + r) * width, width, memory);
-            normalize_row(row, width, p.norm, memory);
-            left.set(r, memory, width);
+            left.set(r, normalize_row(row, width, p.norm, memory), width);
           }
           for (int64_t i = 0; i < p.count; ++i) {
             const Linear& linear = p.linears[i];

@@ -1,7 +1,9 @@
 """The rewrites of layers around the attention: matches, exceptions, and equal results."""
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import onnx
@@ -20,24 +22,122 @@ from aftexport.parity import TOLERANCES
 
 DIM = 24
 
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class RMSNorm(nn.Module):
+    """The norm as transformers writes it, or another formula that only looks like it."""
+
+    def __init__(self, change: str = "") -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(DIM) * 0.3 + 1)
+        self.change = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32) if x.dtype == torch.float16 else x
+        power = 4 if self.change == "fourth power" else 2
+        axis = 1 if self.change == "mean over tokens" else 2
+        variance = wide.pow(power).mean(axis, keepdim=True)
+        other = wide.abs() if self.change == "root of another value" else wide
+        normed = self.weight * (other * torch.rsqrt(variance + 1e-6)).to(x.dtype)
+        return normed + variance if self.change == "variance is read again" else normed
+
+
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "layer norm": lambda: nn.LayerNorm(DIM),
+    "layer norm without bias": lambda: nn.LayerNorm(DIM, bias=False),
+    "rms norm": RMSNorm,
+    "torch's rms norm": lambda: nn.RMSNorm(DIM, eps=1e-6),
+    "no norm": nn.Identity,
+}
+
 
 class Block(nn.Module):
     """A feed-forward block, or one that only looks like it."""
 
-    def __init__(self, change: str = "") -> None:
+    def __init__(self, change: str = "", norm: str = "layer norm", *, bias: bool = True) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(DIM)
-        self.inner = nn.Linear(DIM, 20, bias=change != "no bias")
-        self.outer = nn.Linear(20, DIM)
-        self.change = change
+        self.norm = RMSNorm(change) if norm == "another norm" else NORMS[norm]()
+        for parameter in self.norm.parameters():
+            nn.init.normal_(parameter, 1, 0.3)
+        self.inner = nn.Linear(DIM, 20, bias=bias and change != "no bias")
+        self.up = nn.Linear(DIM, 20, bias=bias)
+        self.both = nn.Linear(DIM, 40, bias=bias)
+        self.outer = nn.Linear(20, DIM, bias=bias)
+        self.change, self.name = change, norm
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.change}, bias {self.outer.bias is not None}"
+
+    def hidden(self, normed: Tensor, x: Tensor) -> Tensor:
+        inner = self.inner(normed)
+        match self.change:
+            case "relu":
+                return inner.relu()
+            case "silu":
+                return nn.functional.silu(inner)
+            case "sigmoid of another value":
+                return inner * self.up(normed).sigmoid()
+            case "gelu in two weights":
+                return nn.functional.gelu(inner) * self.up(normed)
+            case "silu in two weights":
+                return self.up(normed) * nn.functional.silu(inner)
+            case "gate of another value":
+                return nn.functional.silu(inner) * self.up(x)
+            case "gelu in one weight":
+                first, second = self.both(normed).chunk(2, dim=-1)
+                return nn.functional.gelu(first) * second
+            case "silu in uneven slices":
+                both = self.both(normed)
+                return nn.functional.silu(both[..., 20:]) * both[..., :20]
+        return nn.functional.gelu(
+            inner, approximate="tanh" if self.change == "tanh gelu" else "none"
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         normed = self.norm(x)
-        approximate = "tanh" if self.change == "tanh gelu" else "none"
-        hidden = nn.functional.gelu(self.inner(normed), approximate=approximate)
+        hidden = self.hidden(normed, x)
         residual = normed if self.change == "residual after the norm" else x
         result = residual + self.outer(hidden)
         return result + hidden.sum() if self.change == "hidden is read again" else result
+
+
+class Encoder(nn.Module):
+    """A layer of an encoder family, whose attention a product of the projections stands for."""
+
+    def __init__(self, family: str) -> None:
+        super().__init__()
+        self.family, bias = family, family == "BERT"
+        norm = {"BERT": "layer norm", "ModernBERT": "layer norm without bias", "Llama": "rms norm"}
+        self.first, self.second = NORMS[norm[family]](), NORMS[norm[family]]()
+        self.projections = nn.ModuleList(nn.Linear(DIM, DIM, bias=bias) for _ in range(3))
+        self.packed = nn.Linear(DIM, 3 * DIM, bias=bias)
+        self.output = nn.Linear(DIM, DIM, bias=bias)
+        self.inner, self.up = nn.Linear(DIM, 40, bias=bias), nn.Linear(DIM, 40, bias=bias)
+        self.both, self.outer = nn.Linear(DIM, 80, bias=bias), nn.Linear(40, DIM, bias=bias)
+
+    def attention(self, x: Tensor) -> Tensor:
+        if self.family == "ModernBERT":
+            query, key, value = self.packed(x).split(DIM, dim=-1)
+        else:
+            query, key, value = (layer(x) for layer in self.projections)
+        return self.output(query * key.mean(2, keepdim=True) - value)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        if self.family == "ModernBERT":
+            first, second = self.both(x).chunk(2, dim=-1)
+            return self.outer(nn.functional.gelu(first) * second)
+        if self.family == "Llama":
+            return self.outer(nn.functional.silu(self.inner(x)) * self.up(x))
+        return self.outer(nn.functional.gelu(self.inner(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 2  # a computed value, as the embedding is
+        if self.family == "BERT":
+            attended = self.first(x + self.attention(x))
+            return self.second(attended + self.feed_forward(attended))
+        x = x + self.attention(self.first(x))
+        return x + self.feed_forward(self.second(x))
 
 
 class Projections(nn.Module):
@@ -47,14 +147,34 @@ class Projections(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(DIM)
         self.layers = nn.ModuleList(nn.Linear(DIM, width) for width in widths)
+        self.packed = nn.Linear(DIM, sum(widths))
         self.output = nn.Linear(DIM, DIM)
-        self.change = change
+        self.change, self.widths = change, list(widths)
+
+    def parts(self, normed: Tensor) -> Sequence[Tensor]:
+        packed, ends = self.packed(normed), np.cumsum([0, *self.widths]).tolist()
+        slices = list(pairwise(ends))
+        match self.change:
+            case "split":
+                return packed.split(self.widths, dim=-1)
+            case "slices":
+                return [packed[..., begin:end] for begin, end in slices]
+            case "slices from the end":
+                return [packed[..., begin - ends[-1] : end] for begin, end in slices]
+            case "overlapping slices":
+                return [packed[..., 0:DIM], packed[..., 2:6], packed[..., -DIM:]]
+            case "packed is read again":
+                parts = packed.split(self.widths, dim=-1)
+                return [parts[0] + packed.sum(2, keepdim=True), *parts[1:]]
+            case "slices of tokens":
+                return [packed[:, :1, :DIM], packed[:, -1:, :4], packed[:, :, -DIM:]]
+        return [layer(normed) for layer in self.layers]
 
     def forward(self, x: Tensor) -> Tensor:
         normed = self.norm(x)
-        mixed, *others = (layer(normed) for layer in self.layers)
+        mixed, *others = self.parts(normed)
         for index, other in enumerate(others):
-            mixed = mixed * other.mean(2, keepdim=True) if index % 2 == 0 else mixed + other
+            mixed = mixed * other.mean(2, keepdim=True) if index % 2 == 0 else mixed - other
         residual = x[:, :1] if self.change == "residual is broadcast" else x
         result = residual + self.output(mixed)
         return result + normed if self.change == "norm is read again" else result
@@ -150,34 +270,105 @@ def assert_unchanged(module: nn.Module, model: onnx.ModelProto) -> None:
         assert np.abs(actual - expected)[valid].max() / scale <= TOLERANCES["fp32"].bound
 
 
-@pytest.mark.filterwarnings("ignore")
+def test_projections_become_two_operators() -> None:
+    module = Projections()
+    model = fused(exported(module))
+    assert counts(model) == {"LayerNormQueryKeyValue": 1, "LinearResidual": 1}
+    assert_unchanged(module, model)
+
+
+@pytest.mark.table(keep=0.25)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(
-    ("build", "expected"),
+    "change",
+    ["", "no bias", "tanh gelu", "relu", "silu", "gelu in two weights", "silu in two weights",
+     "gelu in one weight", "silu in uneven slices"],
+)  # fmt: skip
+def test_feed_forward_block_becomes_one_operator(change: str, norm: str, bias: bool) -> None:
+    module = Block(change, norm, bias=bias)
+    model = fused(exported(module))
+    assert [node.op_type for node in model.graph.node] == ["LayerNormFeedForward"]
+    assert_unchanged(module, model)
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
     [
-        (Block, {"LayerNormFeedForward": 1}),
-        (Projections, {"LayerNormQueryKeyValue": 1, "LinearResidual": 1}),
+        ("BERT", {"LayerNormalization": 2, "LayerNormQueryKeyValue": 1}),
+        ("ModernBERT", {"LayerNormQueryKeyValue": 1}),
+        ("Llama", {"LayerNormQueryKeyValue": 1}),
     ],
 )
-def test_surroundings_of_attention_become_single_operators(
-    build: Callable[[], nn.Module], expected: dict[str, int]
-) -> None:
-    module = build()
+def test_layer_of_family_has_no_product_left(family: str, expected: dict[str, int]) -> None:
+    module = Encoder(family)
+    model = fused(exported(module))
+    found = Counter(node.op_type for node in model.graph.node)
+    assert not found.keys() & {"MatMul", "Pow", "Split", "Slice", "Gelu", "Sigmoid"}
+    wanted = {"LayerNormFeedForward": 1, "LinearResidual": 1} | expected
+    assert {name: found[name] for name in wanted} == wanted
+    assert_unchanged(module, model)
+
+
+@pytest.mark.parametrize("change", ["split", "slices", "slices from the end"])
+def test_product_is_cut_where_its_parts_are_read(change: str) -> None:
+    module = Projections(change)
+    model = fused(exported(module))
+    assert counts(model) == {"LayerNormQueryKeyValue": 1, "LinearResidual": 1}
+    assert not {node.op_type for node in model.graph.node} & {"Split", "Slice"}
+    assert_unchanged(module, model)
+
+
+@pytest.mark.parametrize(
+    "change", ["overlapping slices", "packed is read again", "slices of tokens"]
+)
+def test_product_that_cannot_be_cut_stays_whole(change: str) -> None:
+    module = Projections(change)
+    model = fused(exported(module))
+    assert counts(model) == {"LayerNormLinear": 1, "LinearResidual": 1}
+    assert_unchanged(module, model)
+
+
+@pytest.mark.parametrize(
+    ("widths", "expected"),
+    [
+        ([DIM, 4, DIM], {"LayerNormQueryKeyValue": 1, "LinearResidual": 1}),
+        ([DIM, 20], {"LayerNormLinear": 2, "LinearResidual": 1}),
+        ([DIM, 4], {"LayerNormLinear": 1, "LinearResidual": 1}),
+    ],
+    ids=["three", "two", "narrow"],
+)
+def test_norm_with_other_readers_stays(widths: list[int], expected: dict[str, int]) -> None:
+    """Its linear layers become operators without a norm, but for a narrow one."""
+    module = Projections("norm is read again", widths)
     model = fused(exported(module))
     assert counts(model) == expected
+    assert "LayerNormalization" in {node.op_type for node in model.graph.node}
+    norms = [n.input[1] for n in model.graph.node if n.op_type.startswith("LayerNormL")]
+    assert not any(norms)
+    assert_unchanged(module, model)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["fourth power", "mean over tokens", "root of another value", "variance is read again"],
+)
+def test_other_norm_stays(change: str) -> None:
+    module = Block(change, "another norm")
+    model = fused(exported(module))
+    assert "Reciprocal" in {node.op_type for node in model.graph.node}
+    assert "LayerNormFeedForward" not in counts(model)
     assert_unchanged(module, model)
 
 
 @pytest.mark.table(keep=0.25, by=any_case)
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        (Block("no bias"), "LayerNormFeedForward"),
-        (Block("tanh gelu"), "LayerNormFeedForward"),
+        (Block("sigmoid of another value"), "LayerNormFeedForward"),
+        (Block("gate of another value"), "LayerNormFeedForward"),
         (Block("residual after the norm"), "LayerNormFeedForward"),
         (Block("hidden is read again"), "LayerNormFeedForward"),
-        (Projections("norm is read again"), "LayerNormQueryKeyValue"),
-        (Projections("norm is read again", [DIM, 4]), "LayerNormLinear"),
         (Projections("residual is broadcast"), "LinearResidual"),
         (Layer("causal"), "LayerNormFastformer"),
         (Layer("narrow heads"), "LayerNormFastformer"),
@@ -201,7 +392,6 @@ def test_look_alike_stays_unchanged(module: nn.Module, absent: str) -> None:
     assert_unchanged(module, model)
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("widths", [[DIM], [DIM, 4], [DIM, 4, DIM, 7]], ids=len)
 def test_other_linear_layers_fuse_one_each(widths: list[int]) -> None:
     """Linear layers that are not three become one operator each."""
@@ -211,7 +401,6 @@ def test_other_linear_layers_fuse_one_each(widths: list[int]) -> None:
     assert_unchanged(module, model)
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("widths", [[DIM, DIM, DIM], [DIM, 4, DIM]], ids=str)
 def test_query_key_value_have_own_outputs(widths: list[int]) -> None:
     """Their widths may be any."""
@@ -226,7 +415,6 @@ def test_query_key_value_have_own_outputs(widths: list[int]) -> None:
     assert_unchanged(module, model)
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "module",
     [Projections(widths=[DIM, 4]), Projections(widths=[DIM, 4, DIM]), Layer()],
@@ -238,7 +426,6 @@ def test_fused_layers_leave_nothing_unread(module: nn.Module) -> None:
     assert {i.name for i in model.graph.initializer} <= read
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_fastformer_layer_becomes_one_node() -> None:
     module = Layer()
     model = fused(exported(module))

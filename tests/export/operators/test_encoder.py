@@ -6,14 +6,15 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from encoder_forms import FORMS, Form
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from one_node import OneNode
+from onnx_runtimes import RUNTIMES
 from torch import Tensor, nn
 
 from aftexport.nn.fastformer import Fastformer
 from aftexport.operators.encoder import OPERATORS
-from aftexport.operators.schema import OnnxOperator
 from aftexport.operators.torch_ops import expected_outputs
 from aftexport.operators.torch_ops.encoder import layer_norm_fastformer
 from aftexport.parity import TOLERANCES
@@ -25,40 +26,57 @@ SIZES = [
 ]
 
 
-def inputs_of(operator: OnnxOperator, sizes: dict[str, int]) -> dict[str, np.ndarray]:
+def inputs_of(tested: Form, sizes: dict[str, int]) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(0)
-    inputs = {}
+    inputs, operator = {}, OPERATORS[tested.op]
     for name, shape in zip(operator.inputs, operator.shapes, strict=True):
         size = [sizes[axis] for axis in shape.split()]
         if name == "lengths":
             inputs[name] = np.arange(size[0])[::-1] + sizes["T"] - size[0] + 1
-            continue
-        spread = size[0] ** -0.5 if len(size) == 2 else 1.0
-        inputs[name] = (generator.standard_normal(size) * spread).astype(np.float32)
+        elif name not in tested.absent:
+            spread = size[0] ** -0.5 if len(size) == 2 else 1.0
+            inputs[name] = (generator.standard_normal(size) * spread).astype(np.float32)
     return inputs
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["portable", "fused"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda s: f"T{s['T']}")
-@pytest.mark.parametrize("op_type", OPERATORS)
+@pytest.mark.parametrize("tested", [*FORMS, Form("LayerNormFastformer")], ids=str)
 def test_encoder_operator_equals_definition(
-    op_type: str, sizes: dict[str, int], precision: str, fused: bool
+    tested: Form, sizes: dict[str, int], precision: str, fused: bool
 ) -> None:
-    operator = OPERATORS[op_type]
-    inputs = inputs_of(operator, sizes)
-    attributes = {a.name: a.default for a in operator.attributes}
-    if "num_heads" in attributes:
-        attributes["num_heads"] = sizes["H"]
-    tensors = [torch.from_numpy(x) for x in inputs.values()]
-    expected = expected_outputs(
-        operator, *(t.double() if t.is_floating_point() else t for t in tensors), **attributes
-    )
-    node = OneNode.for_inputs(op_type, attributes | {"precision": precision}, inputs)
+    node, inputs, expected = node_of(tested, sizes, precision)
     onnx.checker.check_model(node.model(), full_check=True)
     for actual, exact in zip(node.run(inputs, kernel=fused), expected, strict=True):
         error = np.abs(actual - exact.numpy()).max() / max(1.0, exact.abs().max().item())
         assert error <= TOLERANCES[precision].bound
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("tested", FORMS, ids=str)
+def test_portable_body_runs_in_every_runtime(tested: Form, runtime: str) -> None:
+    node, inputs, expected = node_of(tested, SIZES[1], "fp32")
+    actual = RUNTIMES[runtime](node.model())(inputs)
+    for name, exact in zip(OPERATORS[tested.op].outputs, expected, strict=True):
+        error = np.abs(actual[name] - exact.numpy()).max() / max(1.0, exact.abs().max().item())
+        assert error <= TOLERANCES["fp32"].bound
+
+
+def node_of(
+    tested: Form, sizes: dict[str, int], precision: str
+) -> tuple[OneNode, dict[str, np.ndarray], tuple[Tensor, ...]]:
+    """Return a node, its inputs, and its outputs by the definition in float64."""
+    operator = OPERATORS[tested.op]
+    inputs = inputs_of(tested, sizes)
+    attributes = {a.name: a.default for a in operator.attributes} | tested.attributes
+    if "num_heads" in attributes:
+        attributes["num_heads"] = sizes["H"]
+    tensors = [torch.from_numpy(inputs[n]) if n in inputs else None for n in operator.inputs]
+    wide = [t.double() if t is not None and t.is_floating_point() else t for t in tensors]
+    expected = expected_outputs(operator, *wide, **attributes)
+    node = OneNode.for_inputs(tested.op, attributes | {"precision": precision}, inputs)
+    return node, inputs, expected
 
 
 Layer = tuple[nn.LayerNorm, Fastformer]

@@ -51,7 +51,7 @@ struct Workload {
     weights.push_back(aft::pack_weight(parameter(rows * columns), rows, columns, method));
     return weights.back().get();
   }
-  aft::LayerNorm norm() { return {parameter(channels), parameter(channels), 1e-5f}; }
+  aft::Norm norm() { return {parameter(channels), parameter(channels), 1e-5f}; }
 
   template <class Params>
   Params sequence(int64_t key_channels) {

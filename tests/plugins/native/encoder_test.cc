@@ -19,6 +19,18 @@ struct Shape {
   int64_t rows, width, other;
 };
 
+// Which parameters there are, and how a hidden layer is activated.
+struct Form {
+  bool has_norm = true, rms = false, norm_bias = true, biases = true, gated = false;
+  aft::Activation activation = aft::Activation::kGelu;
+};
+
+// Every choice of a form by bits of a number.
+Form form_of(unsigned bits) {
+  return {(bits & 1) == 0,  (bits & 2) != 0, (bits & 4) == 0, (bits & 8) == 0, (bits & 16) != 0,
+          static_cast<aft::Activation>(bits >> 5 & 3)};
+}
+
 using Outputs = std::vector<std::vector<char>>;
 using Call = std::function<void(Outputs& outputs, const aft::Parallel&)>;
 
@@ -34,15 +46,20 @@ void check(const std::string& what, const std::vector<int64_t>& sizes, aft::Elem
   expect(results.front() == results.back(), what + " depends on the number of threads");
 }
 
-void check_all(const Shape& s, aft::Method method, float scale, aft::Element element) {
-  const std::string what = " on [" + std::to_string(s.rows) + ", " + std::to_string(s.width) + "] x " +
+void check_all(const Shape& s, unsigned form_bits, aft::Method method, float scale, aft::Element element) {
+  const Form form = form_of(form_bits);
+  const std::string what = " in form " + std::to_string(form_bits) + " on [" + std::to_string(s.rows) + ", " + std::to_string(s.width) + "] x " +
                            std::to_string(s.other) + " by method " + name_of(method) + ", element " +
                            std::to_string(static_cast<int>(element));
   const std::vector<char> x = encode(numbers(s.rows * s.width, scale, 1), element);
   const std::vector<char> residual = encode(numbers(s.rows * s.other, scale, 2), element);
   const Numbers norm_weight = numbers(s.width, 1, 3), norm_bias = numbers(s.width, 1, 4);
   const Numbers bias_in = numbers(s.other, 1, 5), bias_out = numbers(s.width, 1, 6);
-  const aft::LayerNorm norm{norm_weight.data(), norm_bias.data(), 1e-5f};
+  const aft::Norm norm{form.has_norm ? norm_weight.data() : nullptr,
+                       form.has_norm && form.norm_bias ? norm_bias.data() : nullptr, 1e-5f, form.rms};
+  const auto bias_of = [&](const Numbers& bias) { return form.biases ? bias.data() : nullptr; };
+  const auto weight_up = aft::pack_weight(numbers(s.width * s.other, scale, 15).data(), s.width, s.other, method);
+  const Numbers bias_up = numbers(s.other, 1, 16);
   const auto weight_in = aft::pack_weight(numbers(s.width * s.other, scale, 7).data(), s.width, s.other, method);
   const auto weight_out = aft::pack_weight(numbers(s.width * s.other, scale, 8).data(), s.other, s.width, method);
 
@@ -61,19 +78,21 @@ void check_all(const Shape& s, aft::Method method, float scale, aft::Element ele
           [&](Outputs& outputs, const aft::Parallel& parallel) {
             std::vector<aft::Linear> linears;
             for (size_t i = 0; i < outputs.size(); ++i)
-              linears.push_back({weights[i].get(), biases[i].data(), outputs[i].data()});
+              linears.push_back({weights[i].get(), bias_of(biases[i]), outputs[i].data()});
             aft::layer_norm_linear({element, s.rows, x.data(), norm, linears.data(), count}, parallel);
           });
   }
   check("layer_norm_feed_forward" + what, {s.rows * s.width}, element,
         [&](Outputs& outputs, const aft::Parallel& parallel) {
-          aft::layer_norm_feed_forward({element, s.rows, x.data(), norm, weight_in.get(), bias_in.data(),
-                                        weight_out.get(), bias_out.data(), outputs[0].data()},
-                                       parallel);
+          aft::layer_norm_feed_forward(
+              {element, s.rows, x.data(), norm, weight_in.get(), bias_of(bias_in), weight_out.get(),
+               bias_of(bias_out), outputs[0].data(), form.activation, form.gated ? weight_up.get() : nullptr,
+               form.gated ? bias_of(bias_up) : nullptr},
+              parallel);
         });
   check("linear_residual" + what, {s.rows * s.other}, element, [&](Outputs& outputs, const aft::Parallel& parallel) {
     aft::linear_residual(
-        {element, s.rows, x.data(), weight_in.get(), bias_in.data(), residual.data(), outputs[0].data()}, parallel);
+        {element, s.rows, x.data(), weight_in.get(), bias_of(bias_in), residual.data(), outputs[0].data()}, parallel);
   });
 }
 
@@ -158,6 +177,8 @@ void check_error(aft::Method method) {
   expect(method == aft::Method::kFloat32 || error >= bound / 20, what + ": error " + std::to_string(error));
 }
 
+constexpr unsigned kDrawnShapes = 128;  // as many as there are forms
+
 }  // namespace
 
 int main() {
@@ -170,11 +191,20 @@ int main() {
         for (int64_t other : {1, 32, 50}) check_tiles({rows, width, other});
   const Shape shapes[] = {{1, 1, 1},     {5, 16, 16},    {13, 17, 33},    {12, 31, 65},
                           {300, 48, 24}, {50, 300, 530}, {25, 1100, 1090}};
+  unsigned drawn = 0;  // forms take turns, and the form of old files is in every shape
   for (const Shape& shape : shapes)
     for (aft::Method method : usable_methods())
       for (float scale : {1.0f, 200.0f})
         for (aft::Element element : {aft::Element::kFloat32, aft::Element::kFloat16})
-          check_all(shape, method, scale, element);
+          check_all(shape, scale == 1 ? 0 : drawn += 37, method, scale, element);
+  for (unsigned seed = 1; seed <= kDrawnShapes; ++seed)
+    for (aft::Method method : usable_methods()) {
+      const Numbers sizes = numbers(4, 1, seed);
+      const auto size = [&](int i, int64_t most) {
+        return 1 + static_cast<int64_t>(std::fabs(sizes[i]) * static_cast<float>(most));
+      };
+      check_all({size(1, 60), size(2, 400), size(3, 400)}, seed, method, 1, aft::Element::kFloat32);
+    }
   const Layer layers[] = {{1, 1, 1, 1},    {2, 3, 1, 1},   {3, 31, 12, 4},
                           {2, 290, 17, 1}, {1, 600, 72, 9}, {2, 20, 530, 2}};
   for (const Layer& layer : layers)

@@ -1,6 +1,6 @@
 #include "math_functions.h"
 
-#include "encoder/gelu.h"
+#include "encoder/activation.h"
 #include "simd/load_store.h"
 #include "simd/math.h"
 
@@ -29,6 +29,15 @@ void gelu_of(const float* x, int64_t count, float* y) {
 void coarse_gelu_of(const float* x, int64_t count, float* y) {
   for_vectors(x, count, y, [](Vec v) AFT_LAMBDA_INLINE { return coarse_gelu(v); });
 }
+void gelu_tanh_of(const float* x, int64_t count, float* y) {
+  for_vectors(x, count, y, [](Vec v) AFT_LAMBDA_INLINE { return activate<false>(Activation::kGeluTanh, v); });
+}
+void relu_of(const float* x, int64_t count, float* y) {
+  for_vectors(x, count, y, [](Vec v) AFT_LAMBDA_INLINE { return activate<false>(Activation::kRelu, v); });
+}
+void silu_of(const float* x, int64_t count, float* y) {
+  for_vectors(x, count, y, [](Vec v) AFT_LAMBDA_INLINE { return activate<false>(Activation::kSilu, v); });
+}
 void half_of(const float* x, int64_t count, float* y) {
   for_vectors(x, count, y, [](Vec v) AFT_LAMBDA_INLINE {
     Half halves[kLanes];
@@ -39,6 +48,7 @@ void half_of(const float* x, int64_t count, float* y) {
 
 }  // namespace
 
-const MathFunctions math_functions{exp_of, sigmoid_of, tanh_of, gelu_of, coarse_gelu_of, half_of};
+const MathFunctions math_functions{exp_of,       sigmoid_of, tanh_of, gelu_of, coarse_gelu_of,
+                                   gelu_tanh_of, relu_of,    silu_of, half_of};
 
 }  // namespace aft::AFT_ISA

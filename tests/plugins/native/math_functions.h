@@ -1,4 +1,4 @@
-// The functions of simd/math.h and encoder/gelu.h on arrays, once per instruction set: `count` numbers of x to y.
+// The functions of simd/math.h and encoder/activation.h on arrays, once per instruction set: `count` numbers of x to y.
 // `half` stores a number as float16 and loads it again.
 #pragma once
 
@@ -8,7 +8,7 @@ namespace aft {
 
 struct MathFunctions {
   using Function = void (*)(const float* x, int64_t count, float* y);
-  Function exp, sigmoid, tanh, gelu, coarse_gelu, half;
+  Function exp, sigmoid, tanh, gelu, coarse_gelu, gelu_tanh, relu, silu, half;
 };
 
 namespace baseline {

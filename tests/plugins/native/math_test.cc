@@ -56,6 +56,7 @@ float one(aft::MathFunctions::Function function, float x) {
 
 double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 double gelu(double x) { return x * 0.5 * std::erfc(-x / std::sqrt(2.0)); }
+double gelu_tanh(double x) { return x * sigmoid(2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)); }
 
 }  // namespace
 
@@ -83,6 +84,11 @@ int main() {
   const auto largest_of_one = [](double v) { return std::max(1.0, std::fabs(v)); };
   check("gelu", f.gelu, range(100.0f), gelu, [&](double v, double) { return 1.6e-7 * largest_of_one(v); });
   check("coarse gelu", f.coarse_gelu, range(100.0f), gelu, [&](double v, double) { return 1.2e-5 * largest_of_one(v); });
+  const auto close = [&](double v, double) { return 4e-7 * largest_of_one(v); };
+  check("gelu by tanh", f.gelu_tanh, range(100.0f), gelu_tanh, close);
+  check("silu", f.silu, range(100.0f), [](double v) { return v * sigmoid(v); }, close);
+  check("silu, far", f.silu, {-1e4f, 1e4f, 1e30f}, [](double v) { return v > 0 ? v : 0.0; }, close);
+  check("relu", f.relu, range(100.0f), [](double v) { return std::max(0.0, v); }, [](double, double) { return 0.0; });
   for (const auto& function : {f.gelu, f.coarse_gelu})
     expect(one(function, -kInfinity) == 0.0f && one(function, -1e30f) == 0.0f, "gelu far below zero is not 0");
 
@@ -94,7 +100,7 @@ int main() {
   }
 
   for (float nan : {kNaN, -kNaN})
-    for (const auto& function : {f.exp, f.sigmoid, f.tanh, f.gelu, f.coarse_gelu, f.half})
+    for (const auto& function : {f.exp, f.sigmoid, f.tanh, f.gelu, f.coarse_gelu, f.gelu_tanh, f.relu, f.silu, f.half})
       expect(std::isnan(one(function, nan)), "a function hides what is no number");
   std::printf("%s, %d failures\n", aft::instruction_set(), failures);
   return failures ? EXIT_FAILURE : EXIT_SUCCESS;

@@ -71,9 +71,7 @@ class ExecutionProvider:
         """Check that a GPU has kernels for operators, unless the user switched them off."""
         if not self.needs_gpu or self.kernels or _are_kernels_off():
             return
-        without = {*ARITHMETIC_OPERATORS} | {
-            name for name, o in ALL_OPERATORS.items() if self.library not in o.libraries
-        }
+        without = {name for name, o in ALL_OPERATORS.items() if self.library not in o.libraries}
         if needed := sorted({operator_name(name) for name in operators} - without):
             raise EngineError(
                 f"Expected CUDA kernels for {' and '.join(needed)}, got none: "
@@ -102,25 +100,22 @@ _GELU_OPSET = 20
 """The first opset with the operator Gelu."""
 
 
-_WEIGHT = 1
-"""The position of an input that every one of these operators has, a parameter of the model."""
-
-
 def narrow_products(model: onnx.ModelProto) -> bool:
     """Let nodes whose precision allows it call bodies with 16-bit products; return if any did."""
     types = _element_types(model.graph)
     bodies: dict[str, onnx.FunctionProto] = {}
     replaced: set[str] = set()
     for node in model.graph.node:
-        operator = ARITHMETIC_OPERATORS.get(node.op_type) if node.domain == DOMAIN else None
+        is_own = node.domain == DOMAIN
+        operator = ARITHMETIC_OPERATORS.get(operator_name(node.op_type)) if is_own else None
         arithmetic = _arithmetic(node, types) if operator is not None else None
         if operator is None or arithmetic is None:
             continue
-        name = f"{operator.op_type}_{arithmetic.value}"
+        name = f"{node.op_type}_{arithmetic.value}"
         if name not in bodies:
-            bodies[name] = _body(operator, arithmetic, opset_of(model))
+            bodies[name] = _body(operator, node, arithmetic, opset_of(model))
             bodies[name].name = name
-        replaced.add(operator.op_type)
+        replaced.add(node.op_type)
         node.op_type = name
     model.functions.extend(bodies.values())
     _remove_unused(model, replaced)
@@ -135,7 +130,7 @@ def _element_types(graph: onnx.GraphProto) -> dict[str, int]:
 
 def _arithmetic(node: onnx.NodeProto, types: Mapping[str, int]) -> Arithmetic | None:
     """Return the arithmetic of a node's body; None for that of the file."""
-    element = types.get(node.input[_WEIGHT])
+    element = next((types[name] for name in node.input[1:] if name in types), None)
     if element in _NARROW:
         return Arithmetic.TENSORS
     precision = next((a.s for a in node.attribute if a.name == "precision"), b"fp32")
@@ -145,11 +140,13 @@ def _arithmetic(node: onnx.NodeProto, types: Mapping[str, int]) -> Arithmetic | 
     return None
 
 
-def _body(operator: OnnxOperator, arithmetic: Arithmetic, opset: int) -> onnx.FunctionProto:
+def _body(
+    operator: OnnxOperator, node: onnx.NodeProto, arithmetic: Arithmetic, opset: int
+) -> onnx.FunctionProto:
     form: dict[str, Any] = {"arithmetic": arithmetic}
     if operator is LAYER_NORM_FEED_FORWARD:
         form["has_gelu"] = opset >= _GELU_OPSET
-    return operator.function({}, opset, **form)
+    return operator.function(operator.settings_of(node), opset, operator.present_in(node), **form)
 
 
 def _remove_unused(model: onnx.ModelProto, names: set[str]) -> None:

@@ -119,14 +119,15 @@ class Adaptation:
 
     def choose_bodies(self, model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> bool:
         """Give the nodes the names that the kernels take, and the others the provider's bodies."""
-        # Forms of new nodes get the names of kernels, and bodies for the provider keep theirs.
+        # Forms of new nodes get the names of kernels. Bodies for the provider come first: a node
+        # that the kernels do not take gets another name.
         is_cuda = self.library == PROVIDERS["cuda"].library
         has_products = is_cuda and use_products(model, PROVIDERS["cuda"].library)
         if has_products:
             # With the default of 1 GiB, 1.31 computes the weights of a long AFT-full in each run.
             options.add_session_config_entry(_MAX_CONSTANT_BYTES, "0")  # no limit
-        is_renamed = self.library is not None and choose_kernels(model, self.library)
         is_rewritten = self.provider is not None and self.provider.adapt(model)
+        is_renamed = self.library is not None and choose_kernels(model, self.library)
         return has_products or is_renamed or is_rewritten
 
 
