@@ -25,7 +25,7 @@ from aftexport.capture.model_inputs import (
     with_plain_inputs,
 )
 from aftexport.capture.model_outputs import name_outputs
-from aftexport.capture.module_translations import refuse_unknown_functions, switch_off_caches
+from aftexport.capture.module_translations import choose_exported_forms, refuse_unknown_functions
 from aftexport.capture.reference_module import trained_limits
 from aftexport.errors import TraceError, first_line
 from aftexport.extra_inputs import ExtraInput
@@ -128,7 +128,7 @@ def _scripted(subject: str) -> TraceError:
 def prepared(model: nn.Module, dtype: torch.dtype, inputs: Collection[str]) -> nn.Module:
     """Return a copy of a module in evaluation mode, cast and folded, with plain inputs."""
     model = with_plain_inputs(copied(model).eval().to(dtype), inputs)
-    switch_off_caches(model)
+    choose_exported_forms(model)
     # A hook leaves the names of the parameters as they are, and a wrapper would change them.
     model.register_forward_hook(lambda _module, _inputs, result: name_outputs(result))
     for module in model.modules():

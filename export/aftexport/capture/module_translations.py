@@ -1,8 +1,8 @@
 """The replacement of known functions of transformers while a model is captured.
 
-The functions are globals of the library's files, which the whole process shares. Only the thread
-of the capture runs the replacements; every other thread, such as one that runs the model, runs the
-library's own functions.
+The functions are globals of the library's files and methods of its classes, which the whole process
+shares. Only the thread of the capture runs the replacements; every other thread, such as one that
+runs the model, runs the library's own functions.
 """
 
 import inspect
@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
 from importlib.metadata import version
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aftexport.capture.model_inputs import is_given_mask
+from aftexport.capture.sparse_attention import attended_by_blocks, encoded_by_big_bird
 from aftexport.errors import TraceError
 from aftexport.nn.functional import (
     causal_depthwise_conv,
@@ -31,6 +33,7 @@ from aftexport.system.internals.versions import Versions
 
 VERSIONS = Versions("transformers", "5.16", "5.24")
 _PLACE = "transformers.models."
+_OWN = ("aftexport", "torch")
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,11 @@ class FunctionTranslation:
     Several files of the library hold copies of one function.
     """
 
-    name: str  # the name of the function in the file of a model
+    name: str  # the name of the function in the file of a model, such as ``Class.method``
     parameters: tuple[str, ...]
     # A function of these parameters with the same result, in our operators.
     replacement: Callable[..., Any]
-    # Whether the function loops over tokens, so that torch.export cannot capture it.
+    # Whether torch.export cannot capture the function itself, as one that loops over tokens.
     has_loop: bool = True
     place: str = _PLACE  # the start of the name of the Python module that defines the function
 
@@ -61,6 +64,13 @@ class FunctionTranslation:
 def is_of_transformers(module_name: str) -> bool:
     """Return whether a Python module is the file of a model of transformers."""
     return module_name.startswith(_PLACE)
+
+
+def is_library_only(model: nn.Module) -> bool:
+    """Return whether all classes of a model are those of transformers, torch and aftexport."""
+    files = {type(module).__module__ for module in model.modules()}
+    packages = {file.partition(".")[0] for file in files}
+    return any(map(is_of_transformers, files)) and packages <= {"transformers", *_OWN}
 
 
 def installed_version() -> str:
@@ -196,6 +206,48 @@ CAUSAL_CONVOLUTION = FunctionTranslation(
 )
 
 
+# Lightning attention of MiniMax: linear attention whose decay is a constant of each head. The
+# library computes it in blocks of tokens.
+def _decayed(
+    self: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor | None,
+    cache: Any = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    mixed = self.act_fn(self.qkv_proj(hidden_states))
+    if attention_mask is not None:
+        mixed = mixed * attention_mask.unsqueeze(-1).to(mixed.dtype)
+    heads = mixed.unflatten(2, (self.num_attention_heads, -1)).split(self.head_dim, 3)
+    query, key, value = (_to_state_type(x) for x in heads)
+    decay = -self.slope_rate.to(value.dtype).flatten().expand(value.shape[:3])
+    output, state = recurrent_linear_attention(query, key, value, decay=decay, scale=1.0)
+    output = self.norm(output.flatten(2).to(hidden_states.dtype))
+    return self.out_proj(self.output_gate(hidden_states).sigmoid() * output), state
+
+
+LIGHTNING_ATTENTION = FunctionTranslation(
+    "MiniMaxLightningAttention.forward",
+    ("self", "hidden_states", "position_embeddings", "attention_mask", "cache"),
+    _decayed,
+)
+
+
+BIG_BIRD = FunctionTranslation(
+    "BigBirdModel.forward",
+    ("self", "input_ids", "attention_mask", "token_type_ids"),
+    encoded_by_big_bird,
+    has_loop=False,
+)
+BLOCK_SPARSE_ATTENTION = FunctionTranslation(
+    "BigBirdBlockSparseAttention.forward",
+    ("self", "hidden_states", "band_mask"),
+    attended_by_blocks,
+    has_loop=False,
+)
+
+
 # The causal mask of softmax layers in hybrids, which is_causal of the attention replaces. Padding
 # follows the tokens of a document, so a token never sees it. Without a mask [B, 1, T, T], the
 # attention can run in blocks of queries.
@@ -231,8 +283,16 @@ TRANSLATIONS = (
     KIMI_DELTA_RULE,
     STATE_SPACE_SCAN,
     CAUSAL_CONVOLUTION,
+    LIGHTNING_ATTENTION,
+    BIG_BIRD,
+    BLOCK_SPARSE_ATTENTION,
     CAUSAL_MASK,
 )
+_UNTRANSLATED = {
+    "mamba_selective_scan": "whose decay differs for each channel and each number of the state",
+    "rwkv_linear_attention": "whose first term has a weight of its own",
+}
+"""Recurrences of the library that are no operator, with their difference from the operators."""
 _LOCK = threading.RLock()
 
 
@@ -240,24 +300,29 @@ _LOCK = threading.RLock()
 def translate_functions(model: nn.Module) -> Iterator[None]:
     """Run known functions of a model, and those of ``exported_as``, in their form for an export."""
     with _LOCK, export_forms():  # the files of the library are shared by the whole process
-        places = [
-            (space, translation.name, space[translation.name], translation)
-            for space, translation in _places(model)
-            if translation.fits(space[translation.name])
-        ]
-        for space, name, own, translation in places:
-            space[name] = exported_as(translation.replacement)(own)
+        places = [place for place in _places(model) if place.translation.fits(place.function)]
+        for place in places:
+            own = exported_as(place.translation.replacement)(place.function)
+            setattr(place.owner, place.name, own)
         try:
             yield
         finally:
-            for space, name, own, _ in places:
-                space[name] = own
+            for place in places:
+                setattr(place.owner, place.name, place.function)
 
 
 def refuse_unknown_functions(model: nn.Module) -> None:
-    """Raise TraceError for a loop over tokens whose form in this version is unknown."""
-    for space, translation in _places(model):
-        if translation.has_loop and not translation.fits(space[translation.name]):
+    """Raise TraceError for a loop over tokens without an operator, or of an unknown version."""
+    for file in _library_files(model):
+        for name in _UNTRANSLATED.keys() & vars(sys.modules[file]).keys():
+            raise TraceError(
+                "Expected a recurrence that RecurrentLinearAttention computes, got "
+                f"{name} of {VERSIONS.library} ({file}), {_UNTRANSLATED[name]}.",
+                "Give a model of a family that docs/models.md lists, such as Mamba-2.",
+            )
+    for place in _places(model):
+        translation = place.translation
+        if translation.has_loop and not translation.fits(place.function):
             raise TraceError(
                 f"Expected {translation.name} of {VERSIONS.library} {VERSIONS.oldest} to "
                 f"{VERSIONS.newest}, which is translated, got that of {installed_version()}.",
@@ -265,13 +330,38 @@ def refuse_unknown_functions(model: nn.Module) -> None:
             )
 
 
-def _places(model: nn.Module) -> list[tuple[dict[str, Any], FunctionTranslation]]:
-    """Return the globals of the library's files with a recurrence, and their known functions."""
+@dataclass(frozen=True)
+class _Place:
+    """A known function in a file of the library."""
+
+    owner: Any  # the Python module or the class
+    name: str
+    function: Callable[..., Any]
+    translation: FunctionTranslation
+
+
+def _places(model: nn.Module) -> list[_Place]:
+    """Return the known functions in the files of a model, if a file defines one of its own."""
+    found = []
+    for file in _library_files(model):
+        places = [place for known in TRANSLATIONS if (place := _place(sys.modules[file], known))]
+        if any(place.translation.place == _PLACE for place in places):
+            found += places
+    return found
+
+
+def _library_files(model: nn.Module) -> list[str]:
+    """Return the names of the library's files that define the classes of a model."""
     files = {type(module).__module__ for module in model.modules()}
-    spaces = [vars(sys.modules[name]) for name in sorted(files) if is_of_transformers(name)]
-    recurrences = {known.name for known in TRANSLATIONS if known.has_loop}
-    spaces = [space for space in spaces if not recurrences.isdisjoint(space)]
-    return [(space, known) for space in spaces for known in TRANSLATIONS if known.name in space]
+    return sorted(filter(is_of_transformers, files))
+
+
+def _place(file: Any, known: FunctionTranslation) -> _Place | None:
+    """Return the place of a known function in a file; None without one."""
+    *names, name = known.name.split(".")
+    owner = reduce(lambda scope, part: vars(scope).get(part, object), names, file)
+    function = vars(owner).get(name)
+    return _Place(owner, name, function, known) if callable(function) else None
 
 
 def _to_state_type(x: Tensor) -> Tensor:
@@ -279,12 +369,23 @@ def _to_state_type(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def switch_off_caches(model: nn.Module) -> None:
-    """Make models of transformers inside a module run without a cache; results stay the same.
+_EXPERTS = "batched_mm"
+"""The only computation of experts in the library without a loop over experts or tokens."""
 
-    Mamba-2 makes one by default, with branches on the number of tokens.
+
+def choose_exported_forms(model: nn.Module) -> None:
+    """Make models of transformers inside a module run in forms that can be captured.
+
+    The results stay the same. Without a cache there are no branches on the number of tokens, and
+    experts are computed by batched products.
     """
     for module in model.modules():
-        config = getattr(module, "config", None)
-        if is_of_transformers(type(module).__module__) and getattr(config, "use_cache", False):
-            config.use_cache = False  # type: ignore[union-attr]
+        config: Any = getattr(module, "config", None)
+        if not is_of_transformers(type(module).__module__):
+            continue
+        if getattr(config, "use_cache", False):
+            config.use_cache = False
+        if getattr(config, "_experts_implementation", None) not in (None, _EXPERTS):
+            config._experts_implementation = _EXPERTS
+        if callable(choose := getattr(module, "set_attention_type", None)):
+            choose(config.attention_type)  # BigBird's, which a short document changes

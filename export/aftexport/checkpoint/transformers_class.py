@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from aftexport.errors import CheckpointError, UsageError, first_line
@@ -30,6 +31,10 @@ _BASE_CLASS = "Model"
 _NOT_BASE_CLASSES = ("LMHeadModel", "HeadsModel", "PreTrainedModel", "ForDoubleHeadsModel")
 _ENCODERS = ("EncoderModel", "ForTokenClassification")
 """Ends of names of classes without the decoder that their configuration describes."""
+_READ_AT_END = tuple(
+    f"{stem}{_TASK_CLASSES[0]}" for stem in ("Bart", "MBart", "Mvp", "PLBart", "MT5", "T5", "UMT5")
+)
+"""Classes that classify a document by its decoder's vector at the last end token."""
 _AUTO_MAP = "auto_map"
 """The entry of a configuration that names classes in code of its folder."""
 _AUTO_BASE = "AutoModel"
@@ -172,7 +177,8 @@ def _check_text(path: Path, found: type["PreTrainedModel"], config: "PreTrainedC
             "Export a module of your own with --factory package.module:factory.",
         )
     # The classes for labels of tokens, such as T5ForTokenClassification, have no decoder.
-    if config.is_encoder_decoder and not found.__name__.endswith(_ENCODERS):
+    is_served = found.__name__.endswith(_ENCODERS) or found.__name__ in _READ_AT_END
+    if config.is_encoder_decoder and not is_served:
         encoder = re.sub(r"(Model|For[A-Z]\w+)$", _ENCODERS[0], found.__name__)
         raise CheckpointError(
             path,
@@ -350,12 +356,34 @@ class TransformersModel(nn.Module):
             model.set_attn_implementation("eager")
         self.max_length = max_tokens(model)
         self._output = output
+        self._is_read_at_end = type(model).__name__ in _READ_AT_END
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Return ``[batch, labels]``, or a row for each token, of int64 ``[batch, tokens]``."""
+        # After a short document BigBird would compute full attention for longer ones, too.
+        if callable(choose := getattr(self.model.base_model, "set_attention_type", None)):
+            choose(self.model.config.attention_type)
+        if self._is_read_at_end:
+            return self._read_at_end(input_ids, attention_mask)
         result: Any = self.model(input_ids=input_ids, attention_mask=attention_mask)
         value: Tensor = result[self._output]
         return value
+
+    # The library's own forward selects the end tokens of a batch by their values, so it refuses
+    # documents with different numbers of them, and cannot be captured.
+    def _read_at_end(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Return the logits by the decoder's vector at the last end token, or last token."""
+        model: Any = self.model
+        shift = getattr(model, "_shift_right", None)
+        options = {} if shift is None else {"decoder_input_ids": shift(input_ids)}
+        vectors = model.base_model(input_ids, attention_mask=attention_mask, **options)[0]
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        places = torch.arange(input_ids.shape[1], device=input_ids.device)
+        is_end = input_ids == model.config.eos_token_id
+        ends = torch.where(is_end, places, -1).amax(1)
+        ends = torch.where(ends < 0, mask.sum(1) - 1, ends)
+        logits: Tensor = model.classification_head(vectors[torch.arange(len(ends)), ends])
+        return logits
 
 
 def max_tokens(model: "PreTrainedModel") -> int | None:

@@ -1,11 +1,14 @@
 """Loops over tokens in models of transformers, and in code like that of fla, become operators."""
 
 import threading
+from collections.abc import Collection
+from typing import Any
 
 import naive_linear_attention as naive
 import pytest
 import recurrent_models as models
 import torch
+from families.table import BY_TITLE, VOCABULARY
 from tiny_models import Applied
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -14,6 +17,7 @@ from transformers.models.qwen3_5 import Qwen3_5TextConfig, modeling_qwen3_5
 
 from aftexport.capture.capture import capture, prepared
 from aftexport.capture.module_translations import CAUSAL_MASK, GATED_DELTA_RULE, translate_functions
+from aftexport.checkpoint.transformers_class import LOGITS, VECTORS, TransformersModel
 from aftexport.errors import TraceError
 
 OPERATORS = {
@@ -24,9 +28,14 @@ TOKENS = (1, 2, 63, 64, 65, 130)
 """Lengths below, at and above the chunk of 64 tokens."""
 
 
-def expect_equal(program: ExportedProgram, model: nn.Module, vocabulary: int) -> None:
+def expect_equal(
+    program: ExportedProgram,
+    model: nn.Module,
+    vocabulary: int,
+    operators: Collection[Any] = OPERATORS,
+) -> None:
     """Compare a program with its model in batches of a whole, a half and a shorter document."""
-    assert {node.target for node in program.graph.nodes} >= OPERATORS
+    assert {node.target for node in program.graph.nodes} >= set(operators)
     captured = program.module()
     generator = torch.Generator().manual_seed(0)
     for tokens in TOKENS:
@@ -36,6 +45,8 @@ def expect_equal(program: ExportedProgram, model: nn.Module, vocabulary: int) ->
         second = lengths if isinstance(model, naive.NaiveClassifier) else mask
         with torch.inference_mode():
             given, expected = captured(ids * mask, lengths), model(ids * mask, second)
+        if given.dim() == 3:  # rows of tokens, where those of padding have no meaning
+            given, expected = (x[mask.bool()] for x in (given, expected))
         torch.testing.assert_close(given, expected, atol=1e-4, rtol=1e-4)
 
 
@@ -43,6 +54,37 @@ def expect_equal(program: ExportedProgram, model: nn.Module, vocabulary: int) ->
 def test_models_equal_pytorch(name: str) -> None:
     model = models.build(name)
     expect_equal(capture(model), model, models.VOCABULARY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("title", "operators"),
+    [
+        ("LFM2", {torch.ops.aftexport.causal_depthwise_conv.default}),
+        ("MiniMax", {torch.ops.aftexport.recurrent_linear_attention.default}),
+        ("Mixtral", ()),
+    ],
+)
+def test_families_equal_transformers(title: str, operators: Collection[Any]) -> None:
+    """A gated convolution, a decay of each head, and experts, beside softmax attention."""
+    family = BY_TITLE[title]
+    output = VECTORS if family.head == "Model" else LOGITS
+    model = TransformersModel(family.build(), output)
+    expect_equal(capture(model), model, VOCABULARY, operators)
+
+
+@pytest.mark.slow
+def test_big_bird_equals_each_document() -> None:
+    """Documents have the blocks of their own length, whatever the padding of the batch."""
+    model = TransformersModel(BY_TITLE["BigBird"].build(), LOGITS)
+    captured = capture(model).module()
+    generator = torch.Generator().manual_seed(0)
+    for lengths in ((1, 5), (705, 704), (1_500, 768, 300), (1_024,), (4_096,)):
+        ids = torch.randint(5, VOCABULARY, (len(lengths), max(lengths)), generator=generator)
+        with torch.inference_mode():
+            given = captured(ids, torch.tensor(lengths))
+            each = [model(ids[i : i + 1, :n]) for i, n in enumerate(lengths)]
+        torch.testing.assert_close(given, torch.cat(each), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", naive.ATTENTIONS)
@@ -117,6 +159,13 @@ def test_unknown_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aftexport.capture.module_translations.version", lambda _: "6.1.0")
     with pytest.raises(TraceError, match=r"Expected mamba2_chunk_scan of transformers 5\.16 to"):
         capture(models.build("mamba2"))
+
+
+@pytest.mark.parametrize("title", ["Mamba", "RWKV"])
+def test_other_recurrence_is_refused(title: str) -> None:
+    with pytest.raises(TraceError, match=r"Expected a recurrence .*modeling_\w+\), whose") as error:
+        capture(TransformersModel(BY_TITLE[title].build(), VECTORS))
+    assert "docs/models.md" in error.value.remedy
 
 
 def test_other_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,23 +192,49 @@ def test_model_without_padding_token_is_refused(tmp_path: Path) -> None:
             load(folder)
 
 
-@pytest.mark.parametrize("name", ["T5Model", "T5ForSequenceClassification"])
-def test_encoder_with_decoder_is_refused(name: str, tmp_path: Path) -> None:
-    folders.save(tmp_path / "model", name, folders.t5(decoder_start_token_id=0))
-    with pytest.raises(CheckpointError, match=rf"got {name}.*T5EncoderModel"):
+def bart() -> Any:
+    import transformers
+
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "vocab_size": 300}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    return transformers.BartConfig(**sizes, **heads, encoder_ffn_dim=8, decoder_ffn_dim=8)
+
+
+def test_encoder_with_decoder_is_refused(tmp_path: Path) -> None:
+    folders.save(tmp_path / "model", "T5Model", folders.t5(decoder_start_token_id=0))
+    with pytest.raises(CheckpointError, match=r"got T5Model.*T5EncoderModel"):
         load(tmp_path / "model")
 
 
 def test_decoder_without_encoder_class_is_refused(tmp_path: Path) -> None:
     """The library has no class of BART's encoder that a folder can name."""
-    import transformers
-
-    sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "vocab_size": 30}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    config = transformers.BartConfig(**sizes, **heads, encoder_ffn_dim=8, decoder_ffn_dim=8)
-    folders.save(tmp_path / "model", "BartForSequenceClassification", config)
-    with pytest.raises(CheckpointError, match=r"got BartFor.*around the encoder.*--factory"):
+    folders.save(tmp_path / "model", "BartModel", bart())
+    with pytest.raises(CheckpointError, match=r"got BartModel.*around the encoder.*--factory"):
         load(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [("T5", lambda: folders.t5(decoder_start_token_id=0)), ("Bart", bart)],
+)
+def test_end_token_is_classified(name: str, build: Any, tmp_path: Path) -> None:
+    """Documents may have different numbers of end tokens, which the library refuses in a batch."""
+    config = build()
+    model = folders.save(tmp_path / "model", f"{name}ForSequenceClassification", config)
+    module = load(tmp_path / "model").module
+    assert isinstance(module, TransformersModel)
+    end, padding = config.eos_token_id, config.pad_token_id
+    ids = torch.tensor([[9, end, 8, end, padding], [7, 6, 5, 9, end], [5, 6, padding, 7, end]])
+    lengths = (4, 5, 5)
+    mask = (torch.arange(5) < torch.tensor(lengths)[:, None]).long()
+    with torch.inference_mode():
+        given = module(ids, mask)
+        for row, tokens in enumerate(lengths):
+            expected = model(ids[row : row + 1, :tokens], mask[row : row + 1, :tokens]).logits
+            torch.testing.assert_close(given[row : row + 1], expected, atol=1e-6, rtol=1e-5)
+        without = torch.tensor([[9, 8, 7, padding, padding]])
+        last = module(without, torch.tensor([[1, 1, 1, 0, 0]]))
+        torch.testing.assert_close(last, module(without[:, :3], None), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("limit", [float("inf"), float("-inf"), float("nan")])
