@@ -189,7 +189,8 @@ def _width(reading: Reading, operand: Operand, rotation: Rotation) -> tuple[int,
         numbers = np.arange(1, 1 + np.prod(shape)).reshape(shape).transpose(operand.order)
         rows = numbers.reshape(batch_of(run), numbers.shape[1], -1)
         plain = rows[:, :, operand.channels].transpose(0, 2, 1, 3)
-        width = int((turned != plain).any((0, 1, 2)).sum())
+        changed = (turned != plain).reshape(-1, plain.shape[-1]).any(0)
+        width = int(changed.sum())
         if not width or width % 2:
             return None
         head, rest = plain[..., :width], plain[..., width:]
