@@ -1,4 +1,4 @@
-"""Translations of attention and of sums of logarithms, which scan blocks of long documents."""
+"""Translations of attention, and of sums of logarithms, which scan blocks of long documents."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -38,47 +38,32 @@ def ints(*values: int) -> Any:
 
 # torch.onnx translates attention for tensors of four axes, and returns NaN for fully masked rows.
 # torch returns zeros for them, and accepts every rank.
-def attention_translation(*, in_blocks: bool) -> Callable[..., Any]:
-    """Return the translation of the operator for torch.onnx."""
-
-    def scaled_dot_product_attention(  # type: ignore[no-untyped-def]
-        query,
-        key,
-        value,
-        attn_mask=None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ):
-        """Translate attention of ``query [..., L, E]`` and ``key [..., S, E]``."""
-        operands = _operands(query, key, value, scale, enable_gqa)
-        if in_blocks and is_causal and attn_mask is None and not dropout_p:
-            rank, element = len(query.shape), query.dtype
-            return _causal_attention_in_blocks(*operands, rank=rank, element=element)
-        return _whole_attention(*operands, attn_mask, dropout_p, is_causal)
-
-    return scaled_dot_product_attention
-
-
-def _whole_attention(
-    query: Any, key: Any, value: Any, mask: Any, dropout: float, is_causal: bool
-) -> Any:
-    """Translate attention of scaled ``query [..., L, E]`` and ``key [..., E, S]``."""
+def scaled_dot_product_attention(  # type: ignore[no-untyped-def]
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+):
+    """Translate attention of ``query [..., L, E]`` and ``key [..., S, E]`` for torch.onnx."""
+    query, key, value = _operands(query, key, value, scale, enable_gqa)
     scores = op.MatMul(query, key)
     masked = op.CastLike(-math.inf, scores)
     if is_causal:
         scores = op.Where(_causal(query, value), scores, masked)
-    elif mask is not None and mask.dtype == ir.DataType.BOOL:
-        scores = op.Where(mask, scores, masked)
-    elif mask is not None:
-        scores = op.Add(scores, op.CastLike(mask, scores))
+    elif attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL:
+        scores = op.Where(attn_mask, scores, masked)
+    elif attn_mask is not None:
+        scores = op.Add(scores, op.CastLike(attn_mask, scores))
     weights = op.Softmax(scores, axis=-1)
-    if mask is not None:
+    if attn_mask is not None:
         is_empty = op.Equal(op.ReduceMax(scores, [-1], keepdims=1), masked)
         weights = op.Where(is_empty, op.CastLike(0.0, scores), weights)
-    if dropout:
-        weights = op.Dropout(weights, dropout)
+    if dropout_p:
+        weights = op.Dropout(weights, dropout_p)
     return op.MatMul(weights, value)
 
 
@@ -121,72 +106,6 @@ def _repeated(heads: Any, query: Any) -> Any:
     each = op.Unsqueeze(heads, constant([-3]))
     shape = op.Concat(before, count, times, after, axis=0)
     return op.Reshape(op.Expand(each, shape), op.Concat(before, wanted, after, axis=0))
-
-
-# Blocks of queries need memory that grows with the tokens, not with their square: a scan over the
-# blocks computes scores [..., block, S] instead of [..., L, S].
-BLOCK = 128
-"""The maximum number of queries of a block: a product with it is as fast as a longer one."""
-
-
-def _causal_attention_in_blocks(
-    query: Any, key: Any, value: Any, *, rank: int, element: ir.DataType
-) -> Any:
-    """Translate causal attention of scaled ``query [..., L, E]`` and ``key [..., E, S]``.
-
-    ``value`` is ``[..., S, F]``, and ``rank`` the number of axes of each.
-    """
-    tokens = op.Shape(query, start=-2, end=-1)
-    size = op.Max(op.Min(tokens, ints(BLOCK)), ints(1))
-    blocks = op.Div(op.Sub(op.Add(tokens, size), ints(1)), size)
-    lead, width = op.Shape(query, end=-2), op.Shape(query, start=-1)
-    gap = op.Concat(lead, op.Sub(op.Mul(blocks, size), tokens), width, axis=0)
-    whole = op.Concat(query, op.Expand(op.CastLike(0.0, query), gap), axis=-2)
-    split = op.Reshape(whole, op.Concat(lead, blocks, size, width, axis=0), allowzero=1)
-    zero, one = constant(0), constant(1)
-    starts = op.Mul(op.Range(zero, op.Squeeze(blocks, ints(0)), one), size)
-    # Keys and values are states of the scan: its body then refers to no value outside.
-    *_, attended = call_op(
-        "Scan",
-        key,
-        value,
-        split,
-        starts,
-        num_scan_inputs=2,
-        scan_input_axes=[rank - 2, 0],
-        scan_output_axes=[rank - 2],
-        body=_body(element),
-        _num_outputs=3,
-    )
-    # The keys may have more documents or heads than the queries.
-    lead = op.Shape(attended, end=-3)
-    shape = op.Concat(lead, op.Mul(blocks, size), op.Shape(value, start=-1), axis=0)
-    return op.Slice(op.Reshape(attended, shape, allowzero=1), ints(0), tokens, ints(-2))
-
-
-def _body(element: ir.DataType) -> ir.Graph:
-    """Return the attention of one block of queries ``[..., block, E]`` from a position on."""
-    kind = ir.TensorType(element)
-    key, value, block = (ir.val(name, type=kind) for name in ("key", "value", "block"))
-    start = ir.val("start", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(()))
-    body = GraphBody()
-    zero, one = (body.Constant(value=ir.tensor(np.array(n))) for n in (0, 1))
-    axis0 = body.Constant(value=ir.tensor(np.array([0])))
-    axis1 = body.Constant(value=ir.tensor(np.array([1])))
-    masked = body.Constant(value=ir.tensor(-math.inf, dtype=element))
-    size = body.Squeeze(body.Shape(block, start=-2, end=-1), axis0)
-    rows = body.Unsqueeze(body.Add(body.Range(zero, size, one), start), axis1)
-    columns = body.Range(zero, body.Squeeze(body.Shape(key, start=-1), axis0), one)
-    is_seen = body.LessOrEqual(columns, rows)
-    scores = body.Where(is_seen, body.MatMul(block, key), masked)
-    attended = body.MatMul(body.Softmax(scores, axis=-1), value)
-    outputs = [body.Identity(key), body.Identity(value), attended]
-    for output in outputs:
-        output.type = kind
-    inputs = [key, value, block, start]
-    return ir.Graph(
-        inputs, outputs, nodes=body.nodes, name="attention_of_a_block", opset_imports={"": 18}
-    )
 
 
 # log(cumsum(exp(x))) overflows for x of 89 and more; after subtraction of the overall maximum it

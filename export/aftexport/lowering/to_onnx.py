@@ -120,7 +120,7 @@ def _translated(
                 (),
                 dynamo=True,
                 opset_version=opset,
-                custom_translation_table=translations(_max_tokens(program)),
+                custom_translation_table=translations(),
                 dynamic_shapes=shapes,
                 input_names=list(names),
                 output_names=_passing_names(outputs),
@@ -142,7 +142,8 @@ def _translated(
     return exported
 
 
-def _max_tokens(program: ExportedProgram) -> int:
+def max_tokens(program: ExportedProgram) -> int:
+    """Return the largest number of tokens that a program takes."""
     names = tuple(map(str, program.graph_signature.user_inputs))
     main = next(
         n for n in program.graph.find_nodes(op="placeholder") if n.name == main_input(names)

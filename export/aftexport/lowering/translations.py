@@ -15,7 +15,11 @@ import torch
 from onnxscript import opset18 as op
 from onnxscript import values
 
-from aftexport.lowering.scan_translations import attention_translation, constant, logcumsumexp
+from aftexport.lowering.scan_translations import (
+    constant,
+    logcumsumexp,
+    scaled_dot_product_attention,
+)
 from aftexport.lowering.size_floats import size_translations
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.operators.schema import Attribute
@@ -197,10 +201,6 @@ def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
 _aten = torch.ops.aten
 
 
-MAX_WHOLE_TOKENS = 4096
-"""The maximum tokens for which causal attention keeps all its scores, 64 MiB for each head."""
-
-
 _NEVER_NEGATIVE = ("Shape", "Size")
 
 
@@ -208,12 +208,8 @@ _AS_INPUTS = ("Squeeze", "Unsqueeze", "Gather", "Slice", "Add", "Mul", "Div", "M
 """Operators whose result is nonnegative if all inputs are."""
 
 
-def translations(max_tokens: int = MAX_WHOLE_TOKENS) -> dict[Any, Callable[..., Any]]:
-    """Return the translations for torch.onnx; a mechanism becomes one bare custom node.
-
-    Causal attention of documents longer than ``MAX_WHOLE_TOKENS`` runs in blocks of queries.
-    """
-    attention = attention_translation(in_blocks=max_tokens > MAX_WHOLE_TOKENS)
+def translations() -> dict[Any, Callable[..., Any]]:
+    """Return the translations for torch.onnx; a mechanism becomes one bare custom node."""
     return (
         _scalar_functions()
         | _deviations()
@@ -226,7 +222,7 @@ def translations(max_tokens: int = MAX_WHOLE_TOKENS) -> dict[Any, Callable[..., 
             _aten.logcumsumexp.default: logcumsumexp,
             _aten.upsample_linear1d.vec: _upsample_linear1d,
             _aten.var_mean.correction: _var_mean,
-            _aten.scaled_dot_product_attention.default: attention,
+            _aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
             python.floordiv: _floordiv,
         }
         | size_translations()

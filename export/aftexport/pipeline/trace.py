@@ -33,7 +33,7 @@ from aftexport.errors import AftexportError, EngineError, TraceError, UsageError
 from aftexport.lowering.evidence import explained_model
 from aftexport.lowering.finish import finish
 from aftexport.lowering.float32_sums import accumulate_in_float32
-from aftexport.lowering.to_onnx import lower
+from aftexport.lowering.to_onnx import lower, max_tokens
 from aftexport.operators.domain import operators_in
 from aftexport.parity import TOLERANCES
 from aftexport.parity.activations import Beyond
@@ -48,6 +48,7 @@ from aftexport.pipeline.value_ranges import (
     long_inputs,
     repeated_inputs,
 )
+from aftexport.recognition.attention.blocks import MAX_WHOLE_TOKENS, scan_in_blocks
 from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.recognizer import recognize
 from aftexport.recognition.result import Recognition
@@ -137,7 +138,11 @@ def _lowered(
     graph = normalize(lowered)
     recognition = recognize(graph, progress)
     has_layers = bool(operators_in(lowered))
-    lowered = ir.to_proto(graph) if recognition.matches else lowered
+    is_long = max_tokens(program) > MAX_WHOLE_TOKENS
+    in_blocks = (
+        is_long and recognition.probed is not None and scan_in_blocks(graph, recognition.probed)
+    )
+    lowered = ir.to_proto(graph) if recognition.matches or in_blocks else lowered
     is_searched = bool(not has_layers or recognition.matches or recognition.near_misses)
     return accumulate_in_float32(lowered), recognition if is_searched else None
 

@@ -13,6 +13,7 @@ from aftexport.chunked.softmaxes import count_softmax_attention
 from aftexport.errors import UsageError
 from aftexport.operators.domain import operators_in
 from aftexport.operators.encoder import OPERATORS
+from aftexport.operators.mechanisms.softmax_attention import SOFTMAX_ATTENTION
 from aftexport.parity.activations import Beyond, Extremes, find_extremes, weights_per_token
 from aftexport.pipeline.traced_model import with_extras
 
@@ -123,8 +124,9 @@ def _whole(ids: Array, spec: InputSpec, generator: np.random.Generator) -> dict[
 
 
 def _has_squares(model: onnx.ModelProto) -> bool:
-    """Return whether a described value has two axes of tokens."""
-    return any(
+    """Return whether a described value has two axes of tokens, or PyTorch may compute one."""
+    # In PyTorch even the mask of a window has all pairs of tokens.
+    return SOFTMAX_ATTENTION.op_type in operators_in(model) or any(
         sum("tokens" in axis.dim_param for axis in value.type.tensor_type.shape.dim) > 1
         for value in model.graph.value_info
     )

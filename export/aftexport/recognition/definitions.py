@@ -199,6 +199,9 @@ def _softmax_attention(
     bias: Array | None,
     lengths: Lengths,
     key_lengths: Lengths | None = None,
+    cos_cache: Array | None = None,
+    sin_cache: Array | None = None,
+    query_start: Lengths | None = None,
     *,
     num_heads: int,
     kv_num_heads: int,
@@ -206,18 +209,25 @@ def _softmax_attention(
     window_left: int,
     window_right: int,
     softcap: float,
+    interleaved: int,
     causal: bool,
 ) -> Array:
     counted = lengths if key_lengths is None else key_lengths
     groups = kv_num_heads or num_heads
     queries = _heads(query, num_heads)
     keys, values = (_repeated(_heads(x, groups), num_heads) for x in (key, value))
+    start = 0 if query_start is None else int(query_start[0])
+    places = start + np.arange(query.shape[1])
+    if cos_cache is not None and sin_cache is not None:
+        cos, sin = cos_cache[:, None], sin_cache[:, None]
+        queries = _rotated(queries, cos[places], sin[places], interleaved)
+        keys = _rotated(keys, cos[: key.shape[1]], sin[: key.shape[1]], interleaved)
     valid = np.arange(key.shape[1]) < counted[:, None]
     keys, values = (np.where(valid[..., None, None], x, 0) for x in (keys, values))
     logits = np.einsum("bthc,buhc->bhtu", queries, keys) * (scale or queries.shape[3] ** -0.5)
     if softcap:
         logits = softcap * np.tanh(logits / softcap)
-    distance = np.arange(key.shape[1]) - np.arange(query.shape[1])[:, None]
+    distance = np.arange(key.shape[1]) - places[:, None]
     if bias is not None:
         reach = bias.shape[1] // 2
         logits = logits + bias[:, distance.clip(-reach, reach) + reach]
@@ -260,6 +270,16 @@ def _heads(x: Array, num_heads: int) -> Array:
 def _repeated(x: Array, heads: int) -> Array:
     """Return ``x [B, T, G, d]`` with each of G heads repeated, so that there are ``heads``."""
     return np.repeat(x, heads // x.shape[2], 2)
+
+
+def _rotated(x: Array, cos: Array, sin: Array, interleaved: int) -> Array:
+    """Return ``x [B, T, H, d]`` with its first channels rotated by tables ``[T, 1, r / 2]``."""
+    width = 2 * cos.shape[-1]
+    head, rest = x[..., :width], x[..., width:]
+    first, second = (head[..., ::2], head[..., 1::2]) if interleaved else np.split(head, 2, -1)
+    both = [first * cos - second * sin, second * cos + first * sin]
+    turned = np.stack(both, -1).reshape(head.shape) if interleaved else np.concatenate(both, -1)
+    return np.concatenate([turned, rest], -1)
 
 
 def _gate(gate: str, query: Array) -> Array:

@@ -8,12 +8,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from aftexport.capture.capture import capture
-from aftexport.chunked.softmaxes import count_softmax_attention
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.lowering.finish import finish
-from aftexport.lowering.scan_translations import BLOCK
 from aftexport.lowering.to_onnx import lower
-from aftexport.lowering.translations import MAX_WHOLE_TOKENS
 
 TOKENS = 6
 Form = Callable[[Tensor], Tensor]
@@ -87,55 +84,3 @@ def test_a_row_masked_throughout_is_zero(results: tuple[np.ndarray, np.ndarray, 
     assert not served[:, list(FORMS).index("bool mask"), 2].any()
     assert not served[:, list(FORMS).index("added mask"), 2].any()
     assert not served[:, list(FORMS).index("bool mask of documents")].any()
-
-
-def of_four_heads(attention: Callable[[Tensor], Tensor]) -> Applied:
-    """Return a model of an attention of ``[B, 4, T, 4]``."""
-    return Applied(
-        lambda x: attention(x.unflatten(-1, (4, 4)).transpose(1, 2)).transpose(1, 2).flatten(2),
-        rows=64,
-        width=16,
-    )
-
-
-def causal(x: Tensor) -> Tensor:
-    """Four heads of queries, and two of keys."""
-    return attend(x, x[:, :2], x[:, 2:], is_causal=True, enable_gqa=True)
-
-
-def with_shared_queries(x: Tensor) -> Tensor:
-    """One query head, the same for both heads of keys."""
-    return attend(x[:, :1], x[:, :2], x[:, 2:], is_causal=True)
-
-
-@pytest.fixture(scope="module")
-def engine() -> OnnxRuntimeEngine:
-    graph = lower(capture(of_four_heads(causal), max_tokens=1 << 16))
-    assert [node.op_type for node in graph.graph.node].count("Scan") == 1
-    assert count_softmax_attention(graph) == 1
-    return OnnxRuntimeEngine(graph.SerializeToString(), fused=False)
-
-
-@pytest.mark.parametrize("tokens", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5])
-def test_blocks_equal_pytorch(tokens: int, engine: OnnxRuntimeEngine) -> None:
-    ids = torch.randint(0, 64, (2, tokens), generator=torch.Generator().manual_seed(tokens))
-    with torch.inference_mode():
-        expected = of_four_heads(causal)(ids).numpy()
-    (given,) = engine.run({"input_ids": ids.numpy()}).values()
-    np.testing.assert_allclose(given, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_short_documents_keep_one_product() -> None:
-    graph = lower(capture(of_four_heads(causal), max_tokens=MAX_WHOLE_TOKENS))
-    assert "Scan" not in {node.op_type for node in graph.graph.node}
-
-
-def test_queries_are_broadcast_to_keys() -> None:
-    graph = lower(capture(of_four_heads(with_shared_queries), max_tokens=1 << 16))
-    assert "Scan" in {node.op_type for node in graph.graph.node}
-    ids = torch.arange(BLOCK + 3)[None] % 64
-    with torch.inference_mode():
-        expected = of_four_heads(with_shared_queries)(ids).numpy()
-    engine = OnnxRuntimeEngine(graph.SerializeToString(), fused=False)
-    (given,) = engine.run({"input_ids": ids.numpy()}).values()
-    np.testing.assert_allclose(given, expected, atol=1e-5, rtol=1e-5)

@@ -183,6 +183,65 @@ def biased(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
     return torch.softmax(q @ k.transpose(2, 3) + (bias + mask), -1) @ v
 
 
+def tables(k: Tensor, width: int, *, twice: bool) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines ``[1, T, width]``, or half as wide."""
+    rates = 0.3 ** torch.arange(width // 2)
+    angles = torch.arange(k.shape[2])[None, :, None].to(k) * rates.to(k)
+    angles = torch.cat([angles, angles], -1) if twice else angles
+    return angles.cos()[:, None], angles.sin()[:, None]
+
+
+def in_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+def in_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x[..., ::2], x[..., 1::2]
+    return torch.stack([first * cos - second * sin, first * sin + second * cos], -1).flatten(-2)
+
+
+def rotary(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    cos, sin = tables(k, WIDTH, twice=True)
+    return padded(in_halves(q, cos, sin), in_halves(k, cos, sin), v, lengths)
+
+
+def rotary_of_a_part(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    cos, sin = tables(k, 4, twice=True)
+    q, k = (torch.cat([in_halves(x[..., :4], cos, sin), x[..., 4:]], -1) for x in (q, k))
+    return causal_window(q, k, v, lengths)
+
+
+def rotary_in_pairs(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    cos, sin = tables(k, WIDTH, twice=False)
+    return grouped(in_pairs(q, cos, sin), in_pairs(k, cos, sin), v, lengths)
+
+
+def rotary_after_norms(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    weight = torch.linspace(0.5, 2, WIDTH).to(q)
+    q, k = (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * weight for x in (q, k))
+    return rotary(q, k, v, lengths)
+
+
+def rotary_of_queries(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    return padded(in_halves(q, *tables(k, WIDTH, twice=True)), k, v, lengths)
+
+
+def rotary_of_documents(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    """Positions from the end of each document."""
+    places = torch.arange(k.shape[2]) - lengths[:, None]
+    angles = places[:, None, :, None].to(k) * (0.3 ** torch.arange(WIDTH // 2)).repeat(2).to(k)
+    cos, sin = angles.cos(), angles.sin()
+    return padded(in_halves(q, cos, sin), in_halves(k, cos, sin), v, lengths)
+
+
+ROTARY = {
+    "rotary": (Layer(rotary), 0),
+    "rotary of a part": (Layer(rotary_of_a_part), 0),
+    "rotary in pairs": (Layer(rotary_in_pairs, key_heads=2), 1),
+    "rotary after norms": (Layer(rotary_after_norms), 0),
+}
+EXPLICIT = (rotary_of_queries, rotary_of_documents)
 FORMS: dict[str, tuple[nn.Module, dict[str, Any]]] = {
     "padded": (Layer(padded), {}),
     "no mask": (Layer(lambda q, k, v, _: attend(q, k, v)), {}),
@@ -213,6 +272,27 @@ def test_forms_are_recognized(name: str) -> None:
         assert given.get(key) == attributes.get(key)
     assert given["scale"] == pytest.approx(attributes.get("scale", given["scale"]))
     assert "Softmax" not in {node.op_type for node in model.graph.node}
+    assert_equal(module, model)
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_rotations_are_absorbed(name: str) -> None:
+    module, interleaved = ROTARY[name]
+    found, model = searched(module)
+    (match,) = found.matches
+    assert match.attributes["interleaved"] == interleaved
+    kinds = {node.op_type for node in model.graph.node}
+    assert not kinds & {"Neg", "Softmax", "Expand"}
+    assert ("Transpose" in kinds) == (name == "rotary after norms")  # these read heads first
+    assert_equal(module, model)
+
+
+@pytest.mark.parametrize("attention", EXPLICIT)
+def test_other_rotations_stay(attention: Attend) -> None:
+    module = Layer(attention)
+    found, model = searched(module)
+    (match,) = found.matches
+    assert "interleaved" not in match.attributes
     assert_equal(module, model)
 
 

@@ -4,7 +4,7 @@ The nodes before the products only move entries: Transpose, Reshape, Slice and s
 on the numbers of the entries, which shows the channel that each head reads.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +17,11 @@ from aftexport.recognition.patterns.pattern import NearMissFound
 
 Indices = NDArray[np.int64]
 
-_MOVES = frozenset({
+MOVES = frozenset({
     "Cast", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze",
     "Tile", "Transpose", "Unsqueeze",
 })  # fmt: skip
+"""Operators that only move entries of their first input."""
 
 
 @dataclass(frozen=True)
@@ -63,110 +64,132 @@ def path_up(value: ir.Value, probed: ProbedGraph) -> Iterator[tuple[ir.Value, fl
             if not number:
                 return
             factor *= number if node.op_type == "Mul" else 1 / number
-        elif node.op_type not in _MOVES or source is None or not probed.is_float(source):
+        elif node.op_type not in MOVES or source is None or not probed.is_float(source):
             return
         value = source
 
 
-def operand_of(
-    value: ir.Value,
-    probed: ProbedGraph,
-    lead: list[tuple[int, ...]],
-    *,
-    is_turned: bool = False,  # whether its last axes are [d, T]
-    is_scaled: bool = True,  # whether it may be a source times a number
-) -> Operand:
-    """Return the operand ``[*lead, T, d]`` of a product.
+@dataclass(frozen=True)
+class Rotation:
+    """A source that is multiplied by tables of cosines and sines before a product."""
 
-    ``lead`` has the sizes before the last two axes of the product in each run.
+    source: ir.Value
+    factor: float  # of the product's operand
+    cosines: tuple[ir.Value, ...]
+    sines: tuple[ir.Value, ...]
 
-    Raises:
-        NearMissFound: if its heads are no channels of a value.
-    """
-    found: list[Operand] = []
-    for source, factor in path_up(value, probed):
-        if len((probed.shapes(source) or [()])[0]) < 3:
-            continue
-        if factor != 1 and not is_scaled:
-            break
-        operand = _read(value, source, factor, probed, lead, is_turned=is_turned)
-        if operand is None:
-            continue
-        if len(operand.order) == 3 and operand.is_in_order:
-            return operand
-        found.append(operand)
-    if not found:
-        raise NearMissFound(f"the heads of {value.name} are no channels of one value")
-    in_order = [operand for operand in found if operand.is_in_order]
-    return (in_order or found)[-1]
+    def filled(self, cosine: float, sine: float) -> dict[ir.Value, float]:
+        """Return the tables, each with one number at all places."""
+        return dict.fromkeys(self.cosines, cosine) | dict.fromkeys(self.sines, sine)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The operand ``[*lead, T, d]`` of a product, read as entries of sources."""
+
+    value: ir.Value
+    probed: ProbedGraph
+    lead: Sequence[tuple[int, ...]]  # the sizes before the last two axes in each run
+    is_turned: bool = False  # whether its last axes are [d, T]
+    is_scaled: bool = True  # whether it may be a source times a number
+
+    def operand(self, rotation: Rotation | None = None) -> Operand:
+        """Return the source with the channels of the heads, before a rotation if one is given.
+
+        Raises:
+            NearMissFound: if the heads are no channels of a value.
+        """
+        first, scale = self.value, 1.0
+        if rotation is not None:
+            first, scale = rotation.source, rotation.factor
+        found: list[Operand] = []
+        for source, factor in path_up(first, self.probed):
+            if len((self.probed.shapes(source) or [()])[0]) < 3:
+                continue
+            if scale * factor != 1 and not self.is_scaled:
+                break
+            operand = self._read(source, scale * factor, rotation)
+            if operand is None:
+                continue
+            if len(operand.order) == 3 and operand.is_in_order:
+                return operand
+            found.append(operand)
+        if not found:
+            raise NearMissFound(f"the heads of {self.value.name} are no channels of one value")
+        in_order = [operand for operand in found if operand.is_in_order]
+        return (in_order or found)[-1]
+
+    def _read(self, source: ir.Value, factor: float, rotation: Rotation | None) -> Operand | None:
+        """Return the operand as channels of a source; None if it is not."""
+        order: tuple[int, ...] | None = None
+        channels: Indices | None = None
+        given = {} if rotation is None else rotation.filled(1.0, 0.0)
+        # The runs of several documents and tokens tell the axes; the others must agree.
+        for run, lead in zip(runs_of(self.probed), self.lead, strict=True):
+            entries = self.entries(source, factor, run, lead, given)
+            if entries is None or entries.min(initial=1) < 1:
+                return None
+            places = np.unravel_index(entries - 1, run[str(source.name)].shape)
+            order = order or _order(places)
+            if order is None or not _agrees(places, order):
+                return None
+            sizes = [run[str(source.name)].shape[axis] for axis in order[2:]]
+            flat = np.ravel_multi_index([places[axis][0, :, 0] for axis in order[2:]], sizes)
+            if channels is not None and not np.array_equal(channels, flat):
+                return None
+            channels = flat
+        assert order is not None  # there are runs
+        assert channels is not None
+        return Operand(source, order, channels, factor)
+
+    def entries(
+        self,
+        source: ir.Value,
+        factor: float,
+        run: Arrays,
+        lead: tuple[int, ...],
+        given: Mapping[ir.Value, float],
+    ) -> Indices | None:
+        """Return the entry of a source, from 1 on, at each place ``[B, H, T, d]``.
+
+        An entry may have the other sign. None for a value of more than one entry.
+        """
+        exact = moved(self.value, source, run, self.probed, given)
+        if exact is None:
+            return None
+        whole = np.rint(exact / factor)
+        if np.abs(exact / factor - whole).max(initial=0) > 1e-3:
+            return None
+        entries = whole.swapaxes(-1, -2) if self.is_turned else whole
+        entries = np.broadcast_to(entries, (*lead, *entries.shape[-2:])).astype(np.int64)
+        return entries.reshape(batch_of(run), -1, *entries.shape[-2:])
 
 
 def moved(
-    value: ir.Value, source: ir.Value, run: Arrays, probed: ProbedGraph
+    value: ir.Value,
+    source: ir.Value,
+    run: Arrays,
+    probed: ProbedGraph,
+    given: Mapping[ir.Value, float] | None = None,  # values with one number at all places
 ) -> NDArray[np.float64] | None:
     """Return the entry of ``source`` in each entry of ``value``, from 1 on, in one run."""
     shape = run[str(source.name)].shape
     numbers = np.arange(1.0, 1 + np.prod(shape)).reshape(shape)  # 0 stands for no entry
     if value is source:
         return numbers
-    part = part_of(value, [source], probed)
+    given = given or {}
+    part = part_of(value, [source, *given], probed)
     if source not in part.inputs:
         return None
-    feeds = {str(v.name): numbers if v is source else run[str(v.name)] for v in part.inputs}
-    return run_once(runner(part, probed.opset), feeds)
+    feeds = {
+        str(v.name): np.full(run[str(v.name)].shape, given[v]) if v in given else run[str(v.name)]
+        for v in part.inputs
+    }
+    return run_once(runner(part, probed.opset), feeds | {str(source.name): numbers})
 
 
-def _read(
-    value: ir.Value,
-    source: ir.Value,
-    factor: float,
-    probed: ProbedGraph,
-    lead: list[tuple[int, ...]],
-    *,
-    is_turned: bool,
-) -> Operand | None:
-    """Return the operand as channels of a source; None if it is not."""
-    order: tuple[int, ...] | None = None
-    channels: Indices | None = None
-    # The runs of several documents and tokens tell the axes; the others must agree.
-    for run, before in zip(runs_of(probed), lead, strict=True):
-        entries = _entries(value, source, factor, run, probed)
-        if entries is None:
-            return None
-        entries = entries.swapaxes(-1, -2) if is_turned else entries
-        batch = _batch(run)
-        entries = np.broadcast_to(entries, (*before, *entries.shape[-2:]))
-        entries = entries.reshape(batch, -1, *entries.shape[-2:])
-        places = np.unravel_index(entries, run[str(source.name)].shape)
-        if order is None:
-            order = _order(places)
-            if order is None:
-                return None
-        if not _agrees(places, order):
-            return None
-        sizes = [run[str(source.name)].shape[axis] for axis in order[2:]]
-        flat = np.ravel_multi_index([places[axis][0, :, 0] for axis in order[2:]], sizes)
-        if channels is not None and not np.array_equal(channels, flat):
-            return None
-        channels = flat
-    assert order is not None  # there are runs
-    assert channels is not None
-    return Operand(source, order, channels, factor)
-
-
-def _entries(
-    value: ir.Value, source: ir.Value, factor: float, run: Arrays, probed: ProbedGraph
-) -> Indices | None:
-    entries = moved(value, source, run, probed)
-    if entries is None:
-        return None
-    whole = np.rint(entries / factor)
-    if np.abs(entries / factor - whole).max(initial=0) > 1e-3 or whole.min(initial=1) < 1:
-        return None
-    return whole.astype(np.int64) - 1
-
-
-def _batch(run: Arrays) -> int:
+def batch_of(run: Arrays) -> int:
+    """Return the number of documents of a run."""
     return int(next(iter(run.values())).shape[0])
 
 
@@ -220,7 +243,7 @@ def is_result(value: ir.Value, result: ir.Value, probed: ProbedGraph, heads: int
         if entries is None:
             return False
         shape = run[str(result.name)].shape
-        batch, tokens, width = _batch(run), shape[-2], shape[-1]
+        batch, tokens, width = batch_of(run), shape[-2], shape[-1]
         if np.prod(shape) != batch * heads * tokens * width:
             return False
         numbers = np.arange(np.prod(shape)).reshape(batch, heads, tokens, width)

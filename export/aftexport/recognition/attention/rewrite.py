@@ -24,11 +24,12 @@ from aftexport.recognition.attention.masks import (
 from aftexport.recognition.attention.operands import (
     Indices,
     Operand,
+    Reading,
     grouped,
     is_result,
-    operand_of,
     runs_of,
 )
+from aftexport.recognition.attention.rotary import Rotary, rotated, same_tables
 from aftexport.recognition.attention.structure import Attention, Content, attention_of
 from aftexport.recognition.comparison import (
     NUMBERS,
@@ -95,6 +96,8 @@ class _Plan:
     scale: float
     target: ir.Value  # the result, [B, T, H e] or [B, H, T, e]
     is_by_token: bool  # whether the target is [B, T, H e]
+    rotary: Rotary | None
+    tables: tuple[ir.Value, ...]  # the cosines and sines in the graph
 
     @property
     def heads(self) -> int:
@@ -119,6 +122,8 @@ class _Plan:
             found["softcap"] = self.attention.softcap
         if self.groups != self.heads or not own:
             found["kv_num_heads"] = self.groups
+        if self.rotary is not None:
+            found["interleaved"] = int(self.rotary.interleaved)
         return found
 
 
@@ -135,6 +140,7 @@ class _Rewriter:
         self._content = Content()
         self._sizes = SizeRunner(model, probed)
         self._taken = value_names(model.graph)
+        self._caches: dict[Rotary, tuple[ir.Value, ir.Value]] = {}
         self._forms: dict[object, MaskForm | NearMissFound] = {}
 
     def replace(self, softmax: ir.Node) -> Match | None:
@@ -149,7 +155,8 @@ class _Rewriter:
             return None
         plan = self._plan(attention)
         new = NewNodes(self._model.graph, str(plan.target.name), self._taken)
-        output = _Writer(new, self._model, self._probed).write(plan)
+        caches = dict(self._caches)
+        output = _Writer(caches, new, self._model, self._probed).write(plan)
         try:
             verdict = self._prove(plan, output)
         except (NearMissFound, ProofError):
@@ -159,6 +166,7 @@ class _Rewriter:
             raise
         last = plan.target.producer()
         assert last is not None
+        self._caches = caches
         self._model.graph.insert_after(last, new.nodes)
         self._model.opset_imports[DOMAIN] = VERSION
         take_place(plan.target, output)
@@ -178,9 +186,12 @@ class _Rewriter:
         last = [run[str(output.outputs[0].name)].shape[:-2] for run in runs_of(probed)]
         operands = [product.inputs[0], product.inputs[1], output.inputs[1]]
         query_value, key_value, value_value = (v for v in operands if v is not None)
-        query = operand_of(query_value, probed, lead)
-        key = operand_of(key_value, probed, lead, is_turned=True)
-        value = operand_of(value_value, probed, last, is_scaled=False)
+        readings = (
+            Reading(query_value, probed, lead),
+            Reading(key_value, probed, lead, is_turned=True),
+        )
+        value = Reading(value_value, probed, last, is_scaled=False).operand()
+        query, key, rotary, tables = self._rotated(*readings)
         heads = len(query.channels)
         if not len(key.channels) == len(value.channels) == heads:
             raise NearMissFound("its keys and values have other heads")
@@ -199,8 +210,25 @@ class _Rewriter:
                 raise NearMissFound("its sink depends on the inputs")
             sink = sink_of(attention.sink, product.outputs[0], self._sizes, heads)
         return _Plan(
-            *(attention, query, key, value, groups, form, sink, scale, target, is_by_token)
+            *(attention, query, key, value, groups, form, sink, scale, target, is_by_token),
+            rotary,
+            tables,
         )
+
+    def _rotated(
+        self, query: Reading, key: Reading
+    ) -> tuple[Operand, Operand, Rotary | None, tuple[ir.Value, ...]]:
+        """Return query and key before their rotation, or after it if it stays."""
+        first = rotated(query, self._content, self._sizes)
+        second = None if first is None else rotated(key, self._content, self._sizes)
+        if (
+            first is None
+            or second is None
+            or not same_tables(first.rotary, second.rotary, self._sizes)
+        ):
+            return query.operand(), key.operand(), None, ()
+        tables = tuple(dict.fromkeys((*first.tables, *second.tables)))
+        return first.operand, second.operand, first.rotary, tables
 
     def _form(self, attention: Attention, heads: int) -> MaskForm:
         """Return the meaning of the masks, which several layers may share."""
@@ -242,7 +270,8 @@ class _Rewriter:
             ProofError: if one does not run.
         """
         probed, masks = self._probed, plan.attention.masks
-        given = [m.value for m in masks if m.value.const_value is None]
+        values = dict.fromkeys((*(mask.value for mask in masks), *plan.tables))
+        given = [value for value in values if value.const_value is None]
         ends = [*plan.sources, *given]
         before = part_of(plan.target, ends, probed)
         self._check_cuts(before, plan.sources)
@@ -262,7 +291,7 @@ class _Proof:
     after: Part
     probed: ProbedGraph
     sizes: SizeRunner
-    masks: Sequence[ir.Value]
+    given: Sequence[ir.Value]  # masks and tables of positions
     _count: int = field(default=0, init=False)
 
     def verdict(self, before: ReferenceEvaluator, after: ReferenceEvaluator) -> Verdict:
@@ -307,19 +336,16 @@ class _Proof:
     ) -> dict[str, Array]:
         feeds: dict[str, Array] = {}
         sources = self.plan.sources
-        masks = (
-            dict(zip(self.masks, self.sizes.run(self.masks, lengths, tokens), strict=True))
-            if self.masks
-            else {}
-        )
+        arrays = self.sizes.run(self.given, lengths, tokens) if self.given else []
+        given = dict(zip(self.given, arrays, strict=True))
         for value in {*self.before.inputs, *self.after.inputs}:
             name = str(value.name)
             if value in sources:
                 random = np.random.default_rng([seed, sources.index(value)])
                 feeds[name] = numbers(random, run[name].shape).astype(np.float64)
-            elif value in masks:
-                kind = masks[value].dtype.kind
-                feeds[name] = masks[value].astype(np.float64) if kind == "f" else masks[value]
+            elif value in given:
+                kind = given[value].dtype.kind
+                feeds[name] = given[value].astype(np.float64) if kind == "f" else given[value]
             else:
                 feeds[name] = lengths if name == LENGTHS else run[name]
         return feeds
@@ -341,6 +367,9 @@ class _Proof:
 class _Writer:
     """The new nodes of one attention."""
 
+    # The caches of rotations that other attentions have: layers share them.
+    caches: dict[Rotary, tuple[ir.Value, ir.Value]]
+
     new: NewNodes
     model: ir.Model
     probed: ProbedGraph
@@ -359,6 +388,10 @@ class _Writer:
         if plan.form.bias is not None:
             given["bias"] = new.constant(plan.form.bias.astype(dtype))
         given["lengths"] = self._lengths(plan, given["key"])
+        if plan.rotary is not None:
+            given["cos_cache"], given["sin_cache"] = self.caches.get(plan.rotary) or self._caches(
+                plan.rotary, dtype
+            )
         inputs = [given.get(name) for name in SOFTMAX_ATTENTION.inputs]
         while inputs[-1] is None:
             inputs.pop()
@@ -385,6 +418,21 @@ class _Writer:
             bounds = [new.constant([n]) for n in (first, first + len(flat), 2)]
             return new.add("Slice", value, *bounds)
         return new.add("Gather", value, new.constant(flat), axis=2)
+
+    def _caches(self, rotary: Rotary, dtype: np.dtype[np.generic]) -> tuple[ir.Value, ir.Value]:
+        """Return cosines and sines ``[P, r / 2]``, of all tokens of a run."""
+        new, half = self.new, rotary.width // 2
+        found = []
+        for table in (rotary.cosine, rotary.sine):
+            shape = (self.probed.shapes(table) or [()])[0]
+            value = new.cast(table, self.probed.dtype(table), dtype)
+            if shape[-1] != half:
+                end, step = (2 * half, 2) if rotary.interleaved else (half, 1)
+                bounds = [new.constant([n]) for n in (0, end, -1, step)]
+                value = new.add("Slice", value, *bounds)
+            found.append(new.add("Reshape", value, new.constant([-1, half])))
+        self.caches[rotary] = (found[0], found[1])
+        return self.caches[rotary]
 
     def _lengths(self, plan: _Plan, key: ir.Value) -> ir.Value:
         """Return the number of keys of each document: all, if no padding is hidden."""

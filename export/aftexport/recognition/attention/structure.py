@@ -76,7 +76,7 @@ def attention_of(softmax: ir.Node, probed: ProbedGraph, content: Content) -> Att
         return None
     reader = _Scores(probed, content)
     product = reader.read(logits)
-    if product is None or not _is_of_tokens(product, probed):
+    if product is None or not is_product_of_tokens(product, probed):
         return None
     if reader.reason:
         raise NearMissFound(reader.reason)
@@ -209,7 +209,7 @@ class _Scores:
         for value in values:
             copy = _Scores(self.probed, self.content)
             product = copy.read(value)
-            if product is not None and _is_of_tokens(product, self.probed):
+            if product is not None and is_product_of_tokens(product, self.probed):
                 return value
         return None
 
@@ -231,7 +231,7 @@ def _is_largest_of(value: ir.Value, scores: ir.Value) -> bool:
     return node is not None and node.op_type == "ReduceMax" and node.inputs[0] is scores
 
 
-def _is_of_tokens(product: ir.Node, probed: ProbedGraph) -> bool:
+def is_product_of_tokens(product: ir.Node, probed: ProbedGraph) -> bool:
     """Return whether a product is of two computed values, and both its last axes are dynamic."""
     if any(v is None or v.const_value is not None for v in product.inputs):
         return False
