@@ -1,5 +1,6 @@
 """Models with outputs per token, and their runs in chunks."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from aftexport.capture.capture import capture
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.lowering.to_onnx import lower
-from aftexport.nn import ClassifierConfig
+from aftexport.nn import ClassifierConfig, DeltaNet
 from aftexport.nn.classifier import AttentionPooling, MeanPooling
 from aftexport.nn.encoder import Encoder
 from aftexport.parity import TOLERANCES
@@ -113,3 +114,69 @@ class Chunks:
 
 def document(tokens: int) -> NDArray[np.int64]:
     return np.random.default_rng(tokens).integers(0, tiny_models.VOCABULARY, tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Softmax:
+    """The settings of a softmax attention of ``Hybrid``, with two heads of eight channels."""
+
+    left: int = -1
+    right: int = -1
+    kv_heads: int = 2
+    turned: int = 0  # channels of a head that are rotated by their positions
+    positions: int = 512
+    interleaved: bool = False
+    is_sliced: bool = False  # whether the model reads the first rows of the positions
+    has_sink: bool = False
+    reach: int | None = None  # distances with a bias of their own
+    softcap: float = 0.0
+
+
+class SoftmaxLayer(nn.Module):
+    """Softmax attention with projections."""
+
+    def __init__(self, dim: int, settings: Softmax) -> None:
+        super().__init__()
+        self.settings = settings
+        width = dim * settings.kv_heads // 2
+        self.query, self.key, self.value = (nn.Linear(dim, n) for n in (dim, width, width))
+        self.output = nn.Linear(dim, dim)
+        self.sink = nn.Parameter(torch.randn(2)) if settings.has_sink else None
+        reach = settings.reach
+        self.bias = None if reach is None else nn.Parameter(torch.randn(2, 2 * reach + 1))
+        pairs = torch.arange(settings.turned // 2)
+        angles = torch.arange(settings.positions)[:, None] * 100.0 ** (-pairs / max(len(pairs), 1))
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        own = self.settings
+        caches = (self.cos, self.sin) if own.turned else (None, None)
+        if own.is_sliced:
+            caches = (self.cos[: x.shape[1]], self.sin[: x.shape[1]])
+        attended = torch.ops.aftexport.softmax_attention(
+            self.query(x), self.key(x), self.value(x), self.sink, self.bias, lengths, 2, 0.0,
+            own.left, own.right, own.softcap, own.kv_heads, int(own.interleaved), None, *caches,
+        )  # fmt: skip
+        return x + self.output(attended[0])
+
+
+class Hybrid(TopicAndTags):
+    """Layers of softmax attention, and of a causal delta rule in place of None."""
+
+    def __init__(self, *layers: Softmax | None) -> None:
+        self.settings = layers
+        super().__init__(depth=1)
+
+    def build(self, dim: int) -> None:
+        super().build(dim)
+        self.layers = nn.ModuleList(
+            DeltaNet(dim, 2, causal=True) if one is None else SoftmaxLayer(dim, one)
+            for one in self.settings
+        )
+
+    def encoded(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        for layer in self.layers:
+            x = layer(x, lengths)
+        return x

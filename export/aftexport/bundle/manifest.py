@@ -17,8 +17,8 @@ from aftexport.system.validation import StrictModel
 
 Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
 """A number of tokens of one document."""
-_MAX_STATE = 1 << 28
-"""The maximum numbers in the state of a recurrence, which is in memory."""
+MAX_STATE = 1 << 28
+"""The maximum numbers in the state of a recurrence, or of all kept keys: it is in memory."""
 Pooling = Literal["sum", "max", "first"]
 """The combination of values pooled from parts of a document."""
 
@@ -33,9 +33,23 @@ class Recurrence(StrictModel):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if math.prod(self.shape) > _MAX_STATE:
-            raise ValueError(f"shape: expected at most {_MAX_STATE} numbers, got {self.shape}")
+        if math.prod(self.shape) > MAX_STATE:
+            raise ValueError(f"shape: expected at most {MAX_STATE} numbers, got {self.shape}")
         return self
+
+
+class KeptKeys(StrictModel):
+    """The keys and values of a softmax attention, which are kept as they are."""
+
+    # number of keys before and after its own position that a query sees; None for all
+    window_left: Tokens | None
+    window_right: Tokens | None
+    width: Count  # numbers of one key and its value
+
+    @property
+    def is_window(self) -> bool:
+        """Whether the keys that a query sees have a maximum number."""
+        return self.window_left is not None and self.window_right is not None
 
 
 class ChunkedStage(StrictModel):
@@ -45,23 +59,42 @@ class ChunkedStage(StrictModel):
     right: Tokens  # those after it
     causal: bool  # whether a token attends only to itself and earlier tokens
     keeps: tuple[str, ...]  # values per token that are kept from before the stage for after it
-    # states that pass from chunk to chunk; None for an attention, whose chunks have summaries
+    # states that pass from chunk to chunk; None for an attention
     recurrence: Recurrence | None
+    # keys of a softmax attention; None for another one, whose chunks have summaries
+    keys: KeptKeys | None = None
 
     @model_validator(mode="after")
     def _recurrence_fits(self) -> Self:
         if self.recurrence is None:
             return self
+        self._check_margins("a recurrence")
+        self._check_causal(
+            self.recurrence.direction == "forward",
+            f"recurrence that is {self.recurrence.direction}",
+        )
+        return self
+
+    @model_validator(mode="after")
+    def _keys_fit(self) -> Self:
+        if self.keys is None:
+            return self
+        if self.recurrence is not None:
+            raise ValueError("keys: expected none for a recurrence, got some")
+        self._check_margins("kept keys")
+        right = self.keys.window_right
+        self._check_causal(right == 0, f"window with {right} keys on the right")
+        return self
+
+    def _check_margins(self, kind: str) -> None:
         if self.left or self.right:
             raise ValueError(
-                f"left, right: expected 0 for a recurrence, got {self.left} and {self.right}"
+                f"left, right: expected 0 for {kind}, got {self.left} and {self.right}"
             )
-        if self.causal != (self.recurrence.direction == "forward"):
-            raise ValueError(
-                f"causal: expected {str(not self.causal).lower()} for a recurrence that is "
-                f"{self.recurrence.direction}"
-            )
-        return self
+
+    def _check_causal(self, expected: bool, kind: str) -> None:
+        if self.causal != expected:
+            raise ValueError(f"causal: expected {str(expected).lower()} for a {kind}")
 
 
 class ChunkedPlan(StrictModel):
@@ -76,6 +109,21 @@ class ChunkedPlan(StrictModel):
     documents: tuple[str, ...]  # names of the outputs per document
     tokens: dict[str, Count]  # each output per token, with its width
     tokens_use_last_stage: bool  # whether the outputs per token need the last stage's own results
+    # length at which pairs of tokens take about as long as products with weights; None if no stage
+    # attends to all keys
+    quadratic_tokens: Count | None = None
+
+    @property
+    def token_state_bytes(self) -> int:
+        """The bytes that every token adds to the state of a document that grows."""
+        kept = (stage.keys for stage in self.stages)
+        return 4 * sum(keys.width for keys in kept if keys and keys.window_left is None)
+
+    @property
+    def max_state_tokens(self) -> int:
+        """The maximum number of tokens of such a document."""
+        fitting = 4 * MAX_STATE // (self.token_state_bytes or 1)
+        return min(fitting, MAX_TOKENS)
 
     @property
     def output_names(self) -> frozenset[str]:

@@ -9,8 +9,20 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from aftexport.bundle.manifest import ChunkedPlan, Pooling
-from aftexport.chunked.document import FIRST_POSITION, LEFT_STATE, NEXT_STATE, Array, Level
+from aftexport.bundle.manifest import ChunkedPlan, KeptKeys, Pooling
+from aftexport.chunked.document import (
+    ATTENDED,
+    FIRST_POSITION,
+    KEY,
+    LEFT_STATE,
+    LOG_SUM,
+    NEXT_STATE,
+    QUERY,
+    QUERY_START,
+    VALUE,
+    Array,
+    Level,
+)
 from aftexport.chunked.document_state import (
     DocumentState,
     StageState,
@@ -19,7 +31,7 @@ from aftexport.chunked.document_state import (
     with_summary,
 )
 from aftexport.chunked.opened_archive import OpenedArchive
-from aftexport.chunked.stage_runs import combine_pooled, joined
+from aftexport.chunked.stage_runs import combine_pooled, joined, key_blocks, merged
 from aftexport.errors import EngineError
 from aftexport.system.contract import EXPLAINED, FEATURES, IDS, LENGTHS
 
@@ -43,6 +55,7 @@ class AppendStage:
     # Another attention is applied to the first token only, whose result alone is pooled.
     causal: bool
     left: int  # the number of earlier tokens whose values are kept as they are
+    keys: KeptKeys | None  # those of a softmax attention; None for another stage
     reads: tuple[str, ...]  # the names of the values per token that its graphs read
 
 
@@ -108,9 +121,14 @@ class _Planner:
     def _stage(self, number: int) -> AppendStage:
         stage = self._plan.stages[number]
         recurrence = stage.recurrence
-        if not stage.causal and (stage.left or stage.right or recurrence is not None):
+        is_summarized = recurrence is None and stage.keys is None
+        if not stage.causal and (stage.left or stage.right or not is_summarized):
             raise self._not_causal(number)
-        if recurrence is None:
+        if stage.keys is not None:
+            reduced = self._known(f"{number}.project", outputs=(QUERY, KEY, VALUE))
+            applied = self._known(f"{number}.apply", (ATTENDED, LOG_SUM))
+            self._graph(f"{number}.attend", (ATTENDED, LOG_SUM))
+        elif recurrence is None:
             reduced = self._known(f"{number}.reduce", outputs=_SUMMARY)
             applied = self._known(f"{number}.apply", _SUMMARIES)
         else:
@@ -123,6 +141,7 @@ class _Planner:
             None if recurrence is None else recurrence.shape,
             stage.causal,
             stage.left,
+            stage.keys,
             tuple(sorted(reduced | applied)),
         )
 
@@ -246,12 +265,13 @@ class AppendModel:
         fillers = self._late(first, stages)
         self._filler = {name: fillers[name] for name in self._plan.fillers}
         self._types = {name: rows.dtype for name, rows in self._pooled(values, 0).items()}
+        self._max_tokens = plan.max_state_tokens
         self.reader = StateReader(
             self._advanced(None, token)[0],
-            unsummarized=tuple(s.left if s.causal else 1 for s in self._plan.stages),
+            unsummarized=tuple(self._unsummarized(stage) for stage in self._plan.stages),
             levels=tuple(
                 None
-                if stage.state is not None
+                if stage.state is not None or stage.keys is not None
                 else self._reduced(number, {name: values[name] for name in stage.reads})
                 for number, stage in enumerate(self._plan.stages)
             ),
@@ -282,11 +302,22 @@ class AppendModel:
             **{name: np.concatenate(parts, 1) for name, parts in rows.items()},
         }, state
 
+    def _unsummarized(self, stage: AppendStage) -> int:
+        """Return the maximum number of tokens of a stage that are not in its summaries."""
+        if stage.keys is not None:
+            left = stage.keys.window_left
+            return self._max_tokens if left is None else left
+        return stage.left if stage.causal else 1
+
     def _graph_names(self) -> list[str]:
         names = []
         for number, stage in enumerate(self._plan.stages):
-            parts = ("reduce", "merge", "apply") if stage.state is None else ("apply",)
-            names += [f"{number}.{part}" for part in parts]
+            before: tuple[str, ...] = ()
+            if stage.keys is not None:
+                before = ("project", "attend")
+            elif stage.state is None:
+                before = ("reduce", "merge")
+            names += [f"{number}.{part}" for part in (*before, "apply")]
         late = ["pool", "head"] if self._plan.pooled else []
         return [*names, *late, *(["tokens"] if self._widths else [])]
 
@@ -324,6 +355,8 @@ class AppendModel:
             before = _NO_TOKENS if state is None else state.stages[number]
             if stage.state is not None:
                 stages.append(self._recurred(number, stage, before, values, start))
+            elif stage.keys is not None:
+                stages.append(self._attended_to_keys(number, stage.keys, before, values, start))
             elif stage.causal:
                 stages.append(self._applied(number, stage, before, values, start))
             else:
@@ -350,6 +383,28 @@ class AppendModel:
         after = outputs.pop(NEXT_STATE).copy()
         values.update(outputs)
         return StageState(recurrence=after)
+
+    def _attended_to_keys(
+        self, number: int, keys: KeptKeys, before: StageState, values: Values, start: int
+    ) -> StageState:
+        """Add the results of a softmax attention to the values of tokens from ``start`` on."""
+        new = self._run(f"{number}.project", values, start)
+        query, count = new[QUERY], _count_of(values)
+        known = {
+            name: np.concatenate([before.recent.get(name, new[name][:, :0]), new[name]], 1)
+            for name in (KEY, VALUE)
+        }
+        end = known[KEY].shape[1]
+        own = (end - count, end)
+        attended: Mapping[str, Array] = {}
+        for low, high in key_blocks(keys, own, end, self.max_run_tokens):
+            block = {name: rows[:, low:high] for name, rows in known.items()}
+            part = {**block, QUERY: query, QUERY_START: np.array([own[0] - low])}
+            attended = merged(attended, self._engines[f"{number}.attend"].run(part))
+        values.update(self._run(f"{number}.apply", values, start, attended))
+        leaving = 0 if keys.window_left is None else max(end - keys.window_left, 0)
+        kept = {n: rows[:, leaving:].copy() if leaving else rows for n, rows in known.items()}
+        return StageState(recent=MappingProxyType(kept if leaving < end else {}))
 
     def _applied(
         self, number: int, stage: AppendStage, before: StageState, values: Values, start: int

@@ -7,7 +7,7 @@ concatenation of graph and weights is the graph with its weights.
 
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,12 @@ import onnx
 import onnx_ir as ir
 
 from aftexport.bundle.manifest import ChunkedPlan, Pooling
+from aftexport.chunked.softmax_stage import (
+    SoftmaxStage,
+    is_window,
+    make_softmax_stage,
+    widths_of_softmax,
+)
 from aftexport.chunked.softmaxes import count_softmax_attention, rewrite_as_means
 from aftexport.chunked.stages import (
     ANY_TOKENS,
@@ -27,7 +33,7 @@ from aftexport.chunked.stages import (
     make_recurrence_stage,
     make_stage,
 )
-from aftexport.chunked.token_flow import OF_TOKENS, Kind, NotChunkable, is_recurrence
+from aftexport.chunked.token_flow import OF_TOKENS, Kind, NotChunkable, is_recurrence, is_softmax
 from aftexport.engines.onnxruntime.sessions import take_choice
 from aftexport.lowering.evidence import DIRECTION, NoEvidence, add_direction, add_products
 from aftexport.lowering.finish import finish
@@ -36,6 +42,7 @@ from aftexport.operators.domain import DOMAIN
 from aftexport.system.files import sha256_of
 from aftexport.system.onnx_files import MAX_MODEL_BYTES
 
+_AnyStage = Stage | RecurrenceStage | SoftmaxStage
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
@@ -47,7 +54,7 @@ _SMALL_BYTES = 1024
 class _Partition:
     """A model in parts; graphs that no output needs are None."""
 
-    stages: tuple[Stage | RecurrenceStage, ...]
+    stages: tuple[_AnyStage, ...]
     pool: ir.Model | None  # from the values kept after the last stage to the inputs of ``head``
     pooled: dict[str, Pooling]  # each output of ``pool``, with the combination of those of chunks
     # from pooled values to the outputs per document, to the pooled values that ``tokens`` needs
@@ -102,6 +109,7 @@ def write_chunked(
             _token_bytes(graph, parts.widths if name == "tokens" else {})
             for name, graph in graphs.items()
         ),
+        quadratic_tokens=_quadratic_tokens(means.graph),
     )
     del means, parts  # the graphs are released one by one
     _write(path, ((name, _finished(graphs.pop(name), precision)) for name in tuple(graphs)))
@@ -172,7 +180,35 @@ def _token_bytes(model: ir.Model, outputs: Mapping[str, int]) -> int:
             widths.append(weights[inputs[1]].shape[-1])
         if node.op_type == "Gather" and inputs[0] in weights and weights[inputs[0]].ndim == 2:
             tables.append(weights[inputs[0]].shape[-1])
+        if is_softmax(node):
+            widths.append(_attended_width(node))
     return 8 * int(sum((*widths, *tables, *outputs.values())))
+
+
+def _attended_width(node: ir.Node) -> int:
+    """Return the numbers of a token of softmax attention: blocks of keys, two results, products."""
+    query, key, value, attended = widths_of_softmax(node)
+    # The portable body has the products of a block of queries with all keys of a block.
+    products = 0 if is_window(node) else 192 * node.attributes.get_int("num_heads", 1)
+    return query + 2 * (key + value) + 2 * attended + products
+
+
+_PAIR_FACTOR = 2
+"""The time of a multiply-add of an attention over that of a product: exponentials, no int8."""
+
+
+def _quadratic_tokens(graph: ir.Graph) -> int | None:
+    """Return the length at which pairs of tokens take as long as products with weights."""
+    constants = constants_of(graph)
+    weights, pairs = 0, 0.0
+    for node in graph:
+        if node.op_type == "MatMul" and (name := names_of(node.inputs)[1]) in constants:
+            weights += constants[name].size
+        if is_softmax(node) and not is_window(node):
+            query, _, _, attended = widths_of_softmax(node)
+            is_causal = node.attributes.get_int("window_right", -1) >= 0
+            pairs += (query + attended) / (2 if is_causal else 1)
+    return max(1, round(weights / (_PAIR_FACTOR * pairs))) if pairs else None
 
 
 def _partition(model: ir.Model, summed: str | None = None) -> _Partition:
@@ -190,13 +226,12 @@ class _Cutter(GraphParts):
     def cut(self, summed: str | None) -> _Partition:
         attentions = [i for i, node in enumerate(self.nodes) if node.domain == DOMAIN]
         kept = [self.main]
-        stages: list[Stage | RecurrenceStage] = []
+        stages: list[_AnyStage] = []
         for place, index in enumerate(attentions):
             node = self.nodes[index]
             end = attentions[place + 1] if place + 1 < len(attentions) else len(self.nodes)
             after = self._narrowest([*kept, str(node.outputs[0].name)], index, end)
-            make = make_recurrence_stage if is_recurrence(node) else make_stage
-            stages.append(make(self, node, kept, after))
+            stages.append(_maker(node)(self, node, kept, after))
             kept = after
         pooled = self._pooled()
         back = self._brought_back()
@@ -299,6 +334,13 @@ class _Cutter(GraphParts):
         return not made.isdisjoint(self.outputs)
 
 
-def _uses_last_stage(tokens: ir.Model, stages: Sequence[Stage | RecurrenceStage]) -> bool:
+def _maker(node: ir.Node) -> Callable[[GraphParts, ir.Node, list[str], list[str]], _AnyStage]:
+    """Return the function that makes the graphs of an operator of ours."""
+    if is_recurrence(node):
+        return make_recurrence_stage
+    return make_softmax_stage if is_softmax(node) else make_stage
+
+
+def _uses_last_stage(tokens: ir.Model, stages: Sequence[_AnyStage]) -> bool:
     results = {name for stage in stages[-1:] for name in names_of(stage.apply.graph.outputs)}
     return not results.isdisjoint(names_of(tokens.graph.inputs))

@@ -159,6 +159,18 @@ NEXT_STATE = "chunk_next_state"
 """The output with the state for the next chunk, float32 ``[1, *shape]``."""
 
 
+QUERY, KEY, VALUE = "chunk_query", "chunk_key", "chunk_value"
+"""The values per token of a softmax attention, float32 ``[1, T, *]``."""
+
+
+QUERY_START = "chunk_query_start"
+"""The input with the position of the first query behind the first key, int64 ``[1]``."""
+
+
+ATTENDED, LOG_SUM = "chunk_attended", "chunk_log_sum"
+"""The result of a softmax attention, and the logarithm of each head's sum of weights."""
+
+
 class Tokens(Protocol):
     """The tokens of a document, an array or an object that reads them from a file."""
 
@@ -210,21 +222,21 @@ class NextValues:
     def __init__(self, folder: Path | None, files: ExitStack) -> None:
         self._folder = folder
         self._files = files
-        self._kept: dict[str, Rows] = {}
+        self.rows: dict[str, Rows] = {}
 
     def append(self, outputs: Mapping[str, Array], rows: slice) -> None:
         """Append rows of each output ``[1, T, C]`` of a run."""
         for name, values in outputs.items():
-            if name not in self._kept:
-                self._kept[name] = Rows(self._folder)
-                self._files.enter_context(self._kept[name].file)
-            self._kept[name].append(values[:, rows])
+            if name not in self.rows:
+                self.rows[name] = Rows(self._folder)
+                self._files.enter_context(self.rows[name].file)
+            self.rows[name].append(values[:, rows])
 
     def with_earlier(self, document: Document, keeps: Collection[str]) -> dict[str, Rows]:
         """Return these values and those of ``keeps`` from before; close the files of the others."""
         for name, old in document.kept.items():
             if name in keeps:
-                self._kept[name] = old
+                self.rows[name] = old
             else:
                 old.file.close()
-        return self._kept
+        return self.rows

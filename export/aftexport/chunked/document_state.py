@@ -81,7 +81,8 @@ class StageState:
 
     # the summaries of all tokens except the recent ones; None for an empty level
     levels: tuple[Level | None, ...] = (None,) * MAX_LEVELS
-    # the values of the last tokens that the attention reads, by name, [1, left, *]
+    # the values of the last tokens that the attention reads, by name, [1, left, *]; or the keys
+    # and values of these tokens, or of all, that a softmax attention reads
     recent: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
     # the state of a recurrence or convolution, which has no levels and no recent values
     recurrence: Array | None = None
@@ -97,7 +98,7 @@ class DocumentState:
     """The values that later tokens need of the earlier tokens of a document.
 
     A state never changes: two appends to one state give two documents. Its size does not depend on
-    the number of tokens.
+    the number of tokens, unless a softmax attention sees the keys of all.
 
     Attributes:
         bundle: the digest of the bundle whose model made the state.
@@ -215,7 +216,7 @@ class StateReader:
     example: DocumentState  # the state of a document of one token
     # the maximum number of tokens of each stage that its levels leave out
     unsummarized: tuple[int, ...]
-    # the summary of one token of each stage; None for a recurrence
+    # the summary of one token of each stage; None for a recurrence and for kept keys
     levels: tuple[Level | None, ...]
 
     @property
@@ -288,15 +289,14 @@ class StateReader:
     ) -> StageState:
         """Return one stage, and take its arrays from ``arrays``."""
         one, example = self.levels[number], self.example.stages[number]
-        if one is None:
-            if any(counts):
-                raise ValueError(f"expected no levels of stage {number}, got some")
-            assert example.recurrence is not None  # a stage has levels or a state
+        if one is None and any(counts):
+            raise ValueError(f"expected no levels of stage {number}, got some")
+        if example.recurrence is not None:
             name = f"stage.{number}.recurrence"
             return StageState(recurrence=_like(arrays.pop(name), example.recurrence, name))
         levels: list[Level | None] = []
         for place, count in enumerate(counts):
-            if not count:
+            if not count or one is None:
                 levels.append(None)
                 continue
             names = [f"stage.{number}.{kind}.{place}" for kind in ("keys", "values")]
@@ -306,7 +306,7 @@ class StateReader:
             )
             levels.append(level)
         recent = min(tokens, self.unsummarized[number])
-        if sum(counts) != tokens - recent:
+        if one is not None and sum(counts) != tokens - recent:
             raise ValueError(
                 f"expected {tokens - recent} tokens in the levels of stage {number}, got "
                 f"{sum(counts)}"
@@ -314,7 +314,8 @@ class StateReader:
         rows = {}
         for name, row in example.recent.items():
             array = arrays.pop(f"stage.{number}.recent.{name}")
-            rows[name] = _like(array, np.repeat(row, recent, 1), name)
+            expected = np.broadcast_to(row, (1, recent, *row.shape[2:]))
+            rows[name] = _like(array, expected, name)
         return StageState(tuple(levels), MappingProxyType(rows))
 
 

@@ -41,8 +41,9 @@ class IncrementalModel:
     """A causal model that classifies documents while they grow; it needs no torch.
 
     An append costs the new tokens, not the whole document, and its answer is that of the whole
-    document. All that it needs of earlier tokens is in a state of constant size. Threads may share
-    the model.
+    document. All that it needs of earlier tokens is in a state of constant size. Causal softmax
+    attention without a window needs the keys of all tokens: the cost of a new token then grows
+    with them, and so does the state, by ``token_state_bytes``. Threads may share the model.
 
     Args:
         bundle: a folder written by aftexport.
@@ -72,6 +73,7 @@ class IncrementalModel:
             ) from reason
         self._manifest = manifest
         self._digest = opened.digest
+        self._plan = plan
 
     @property
     def bundle(self) -> str:
@@ -80,13 +82,18 @@ class IncrementalModel:
 
     @property
     def max_tokens(self) -> int:
-        """Maximum number of tokens of a document."""
-        return min(self._manifest.max_tokens or MAX_TOKENS, MAX_TOKENS)
+        """Maximum number of tokens of a document; all keys in its state have at most 1 GiB."""
+        return min(self._manifest.max_tokens or MAX_TOKENS, self._plan.max_state_tokens)
 
     @property
     def heads(self) -> Mapping[str, AnyHead]:
         """Head of each output: its task and its names."""
         return self._manifest.heads
+
+    @property
+    def token_state_bytes(self) -> int:
+        """Bytes that each token adds to a state; 0 for a state of constant size."""
+        return self._plan.token_state_bytes
 
     @property
     def max_state_bytes(self) -> int:
@@ -169,8 +176,12 @@ class IncrementalModel:
         if not len(array):
             raise InputError("Expected at least one token, got none.", "Append at least one.")
         if count > self.max_tokens:
+            reason = ""
+            if self.token_state_bytes and self.max_tokens == self._plan.max_state_tokens:
+                size = self.max_tokens * self.token_state_bytes
+                reason = f", whose keys and values fill a state of {size:,} bytes"
             raise InputError(
-                f"Expected a document of at most {self.max_tokens} tokens, got {count}.",
+                f"Expected a document of at most {self.max_tokens} tokens{reason}, got {count}.",
                 "Start a new document.",
             )
         if self._manifest.features is None:

@@ -27,10 +27,12 @@ from aftexport.chunked.stage_runs import (
     Chunk,
     OtherSummaries,
     RecurrenceRun,
+    SoftmaxRun,
     advances,
     combine_pooled,
     cut_at_margins,
     joined,
+    key_blocks,
 )
 from aftexport.engines.onnxruntime import Provider
 from aftexport.engines.onnxruntime.sessions import padded_choices
@@ -230,18 +232,9 @@ class ChunkedModel:
                 applied_to = self._applied_to(number, chunks, request)
                 values_after = NextValues(self._folder, files)
                 with ExitStack() as stage_files:
-                    if stage.recurrence is not None:
-                        run = RecurrenceRun(self._archive, number, stage.recurrence, document)
-                        right = States(self._folder, stage_files)
-                        yield from run.advanced(chunks, right)
-                        yield from run.applied(applied_to, right, values_after)
-                    else:
-                        summaries = Summaries(self._folder, stage_files)
-                        others = yield from self._summarized(
-                            number, stage, document, chunks, summaries
-                        )
-                        steps = zip(applied_to, others, strict=False)
-                        yield from self._applied(number, stage, document, steps, values_after)
+                    yield from self._staged(
+                        number, document, chunks, applied_to, values_after, stage_files
+                    )
                 kept = values_after.with_earlier(document, stage.keeps)
             document = Document(tokens, extras, kept)
             late = (yield from self._pooled(document, chunks, request)) if self._plan.pooled else {}
@@ -266,12 +259,45 @@ class ChunkedModel:
         passes = bool(request.tokens) + bool(request.explained)
         parts = len(self._pooled_from(chunks)) + len(chunks) * passes + 1
         for number, stage in enumerate(self._plan.stages):
+            applied_to = self._applied_to(number, chunks, request)
             if stage.recurrence is not None:
                 parts += len(advances(stage.recurrence, chunks))
+            elif stage.keys is not None:
+                parts += len(chunks) + sum(
+                    len(key_blocks(stage.keys, chunk, tokens, self.chunk_tokens))
+                    for chunk in applied_to
+                )
             else:
                 parts += sum(len(cut_at_margins(chunk, stage, chunks)) for chunk in chunks)
-            parts += len(self._applied_to(number, chunks, request))
+            parts += len(applied_to)
         return parts
+
+    def _staged(
+        self,
+        number: int,
+        document: Document,
+        chunks: Sequence[Chunk],
+        applied_to: Sequence[Chunk],
+        values_after: NextValues,
+        files: ExitStack,
+    ) -> Generator[None, None, None]:
+        """Append the values after a stage, which stores others in ``files``."""
+        stage = self._plan.stages[number]
+        if stage.recurrence is not None:
+            run = RecurrenceRun(self._archive, number, stage.recurrence, document)
+            right = States(self._folder, files)
+            yield from run.advanced(chunks, right)
+            yield from run.applied(applied_to, right, values_after)
+        elif stage.keys is not None:
+            projected = NextValues(self._folder, files)
+            attention = SoftmaxRun(self._archive, number, stage.keys, document, projected)
+            yield from attention.projected(chunks)
+            yield from attention.applied(applied_to, self.chunk_tokens, values_after)
+        else:
+            summaries = Summaries(self._folder, files)
+            others = yield from self._summarized(number, stage, document, chunks, summaries)
+            steps = zip(applied_to, others, strict=False)
+            yield from self._applied(number, stage, document, steps, values_after)
 
     def _chunks(self, tokens: int) -> list[Chunk]:
         if not tokens:

@@ -1,15 +1,21 @@
-"""The runs of one attention's summaries, or of one recurrence, over the chunks of a document."""
+"""The runs of one attention or recurrence over the chunks of a document."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
 
-from aftexport.bundle.manifest import ChunkedStage, Pooling, Recurrence
+from aftexport.bundle.manifest import ChunkedStage, KeptKeys, Pooling, Recurrence
 from aftexport.chunked.document import (
+    ATTENDED,
+    KEY,
     LEFT_STATE,
+    LOG_SUM,
     NEXT_STATE,
+    QUERY,
+    QUERY_START,
     RIGHT_STATE,
+    VALUE,
     Array,
     Document,
     Level,
@@ -161,6 +167,87 @@ class RecurrenceRun:
                 "Export the model again.",
             )
         return state.copy()
+
+
+class SoftmaxRun:
+    """The run of one softmax attention over one document.
+
+    The values per token of ``projected`` are in files that its caller closes.
+    """
+
+    def __init__(
+        self,
+        archive: OpenedArchive,
+        number: int,
+        keys: KeptKeys,
+        document: Document,
+        projected: NextValues,
+    ) -> None:
+        self._archive = archive
+        self._number = number
+        self._keys = keys
+        self._document = document
+        self._projected = projected
+
+    def projected(self, chunks: Sequence[Chunk]) -> Generator[None, None, None]:
+        """Append query, key and value of every chunk."""
+        engine = self._archive.engine(f"{self._number}.project")
+        for start, end in chunks:
+            outputs = engine.run(self._document.inputs(engine, start, end))
+            self._projected.append(outputs, slice(0, end - start))
+            yield
+
+    def applied(
+        self, chunks: Sequence[Chunk], block_tokens: int, values_after: NextValues
+    ) -> Generator[None, None, None]:
+        """Append the values after the stage of all chunks, or of the first ones."""
+        attend = self._archive.engine(f"{self._number}.attend")
+        apply = self._archive.engine(f"{self._number}.apply")
+        rows, tokens = self._projected.rows, len(self._document.tokens)
+        for start, end in chunks:
+            query = rows[QUERY].read(start, end)
+            attended: Mapping[str, Array] = {}
+            for low, high in key_blocks(self._keys, (start, end), tokens, block_tokens):
+                block = {name: rows[name].read(low, high) for name in (KEY, VALUE)}
+                part = attend.run({**block, QUERY: query, QUERY_START: np.array([start - low])})
+                attended = merged(attended, part)
+                yield
+            inputs = self._document.inputs(apply, start, end, attended)
+            values_after.append(apply.run(inputs), slice(0, end - start))
+            yield
+
+
+def key_blocks(keys: KeptKeys, chunk: Chunk, tokens: int, block_tokens: int) -> list[Chunk]:
+    """Return blocks of keys, among them all that the queries of a chunk see.
+
+    A narrow window has one block. Others are cut at multiples of ``block_tokens``.
+    """
+    # The runtime's memory grows with the number of different sizes.
+    start, end = chunk
+    low = 0 if keys.window_left is None else max(start - keys.window_left, 0)
+    high = tokens if keys.window_right is None else min(end + keys.window_right, tokens)
+    if high - low <= (2 if keys.is_window else 1) * block_tokens:
+        return [(low, high)]
+    firsts = range(low - low % block_tokens, high, block_tokens)
+    return [(first, min(first + block_tokens, tokens)) for first in firsts]
+
+
+def merged(first: Mapping[str, Array], second: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Return the attention of the same queries to the keys of both parts; ``first`` may be empty.
+
+    With L the log sums, the weight of a part is exp(L_part - log(exp(L_first) + exp(L_second))).
+    """
+    if not first:
+        return second
+    total = np.logaddexp(first[LOG_SUM], second[LOG_SUM])
+    # The sum of a query that sees no key yet is 0, and its logarithm minus infinity.
+    finite = np.maximum(total, np.finfo(np.float32).min)
+    attended: Array = np.zeros(first[ATTENDED].shape, np.float32)
+    by_head = attended.reshape(*total.shape, -1)
+    for part in (first, second):
+        weights = np.exp(part[LOG_SUM] - finite)
+        np.add(by_head, part[ATTENDED].reshape(by_head.shape) * weights[..., None], out=by_head)
+    return {ATTENDED: attended, LOG_SUM: total}
 
 
 _COMBINE = {"sum": np.add, "max": np.maximum}

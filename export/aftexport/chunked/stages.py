@@ -42,7 +42,12 @@ class GraphParts:
         self.kinds = classify(graph)
         self.constants = constants_of(graph)
         self.dims = dims_of(graph)
-        self.opset = graph.opset_imports.get("", 0)
+        self.opset_imports = {
+            domain: version
+            for domain, version in graph.opset_imports.items()
+            if domain in ("", DOMAIN)
+        }
+        self.opset = self.opset_imports.get("", 0)
         self.main = str(main_input_of(graph).name)
         self._count_by_lengths()
         self._shift_position_embeddings()
@@ -95,11 +100,7 @@ class GraphParts:
             [ends[name] for name in outputs],
             nodes=nodes[::-1],
             initializers=[v for name, v in self._graph.initializers.items() if name in needed],
-            opset_imports={
-                domain: version
-                for domain, version in self._graph.opset_imports.items()
-                if domain in ("", DOMAIN)
-            },
+            opset_imports=self.opset_imports,
             name="main",
         )
         return part.clone()

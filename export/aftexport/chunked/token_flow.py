@@ -25,6 +25,7 @@ from aftexport.lowering.graph_values import (
 )
 from aftexport.operators.domain import DOMAIN
 from aftexport.operators.mechanisms import RECURRENT_OPERATORS
+from aftexport.operators.mechanisms.softmax_attention import SOFTMAX_ATTENTION
 from aftexport.system.contract import LENGTHS
 
 
@@ -57,7 +58,7 @@ class Kind(Enum):
     POOLED = auto()
     """``[B, ...]``, computed from the whole document."""
     STATE = auto()
-    """The last state of a recurrence."""
+    """The last state of a recurrence, or the sums of the weights of a softmax attention."""
     COMBINED = auto()
     """``[B, T, ...]``, computed from each token and the pooled document, after all attentions."""
 
@@ -122,7 +123,7 @@ def classify(graph: ir.Graph) -> dict[str, Kind]:
         kind = _kind(Step(node, kinds, constants, dims, document))
         outputs = names_of(node.outputs)
         kinds.update(dict.fromkeys(outputs, kind))
-        if is_recurrence(node):
+        if is_recurrence(node) or is_softmax(node):
             kinds.update(dict.fromkeys(outputs[1:], Kind.STATE))
     for name in names_of(graph.outputs):
         if kinds[name] not in (Kind.POOLED, *OF_TOKENS):
@@ -148,7 +149,9 @@ def is_recurrence(node: ir.Node) -> bool:
 
 def _state(step: Step) -> Kind | None:
     if Kind.STATE in step.operands:
-        raise refused(step.node, "uses the last state of a recurrence")
+        raise refused(
+            step.node, "uses the last state of a recurrence or the sums of an attention's weights"
+        )
     return None
 
 
@@ -161,9 +164,41 @@ def _attention(step: Step) -> Kind | None:
         raise refused(node, "attends to tokens that depend on the pooled document")
     if not operands <= {Kind.TOKENS, Kind.MASK, Kind.FILL}:
         raise refused(node, "attends to values that are not computed token by token")
-    if kinds[step.inputs[-1]] is not Kind.LENGTH:
+    lengths = step.inputs[-1]
+    if is_softmax(node):
+        lengths = _lengths_of_softmax(step)
+    if kinds[lengths] is not Kind.LENGTH:
         raise refused(node, "attends to other tokens than the document has")
     return Kind.TOKENS
+
+
+def is_softmax(node: ir.Node) -> bool:
+    """Return whether an operator is softmax attention, whose keys have no summary."""
+    return node.domain == DOMAIN and node.op_type == SOFTMAX_ATTENTION.op_type
+
+
+def inputs_of_softmax(node: ir.Node) -> Mapping[str, str]:
+    """Return the names of the inputs of a softmax attention; "" for those that it leaves out."""
+    given = names_of(node.inputs)
+    given += [""] * (len(SOFTMAX_ATTENTION.inputs) - len(given))
+    return dict(zip(SOFTMAX_ATTENTION.inputs, given, strict=True))
+
+
+_OF_SOFTMAX = {
+    **dict.fromkeys(("sink", "bias"), (Kind.CONSTANT,)),
+    **dict.fromkeys(("cos_cache", "sin_cache"), (Kind.CONSTANT, Kind.POSITION_EMBEDDING)),
+}
+"""The kinds that further inputs of a softmax attention may have."""
+
+
+def _lengths_of_softmax(step: Step) -> str:
+    """Return the lengths of a softmax attention, after a check of its other inputs."""
+    inputs = inputs_of_softmax(step.node)
+    for name, kinds in _OF_SOFTMAX.items():
+        if step.kinds[inputs[name]] not in kinds:
+            raise refused(step.node, f"has a computed {name}")
+    has_other_keys = inputs["key_lengths"] or inputs["query_start"]
+    return "" if has_other_keys else inputs["lengths"]
 
 
 def _sequences(step: Step) -> Sequence[str]:

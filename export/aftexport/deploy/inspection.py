@@ -41,7 +41,7 @@ def show_bundle(path: Path, console: Console) -> None:
         if manifest.chunked
         else None,
         "memory": None if manifest.chunked else _memory(bundle),
-        "append": f"no: {reason}" if (reason := append_problem(bundle)) else "yes",
+        "append": _append(bundle),
         "batching": None if manifest.batching else "no: each document runs separately",
         "evidence": _evidence(manifest),
         **_heads(manifest),
@@ -68,6 +68,18 @@ def show_bundle(path: Path, console: Console) -> None:
         show_engine(plan, path, console)
         _show_fit(bundle, plan, console)
     console.print(size_table(bundle.files))
+
+
+def _append(bundle: Bundle) -> str:
+    """Return whether tokens can be appended, and the size of a state that grows with them."""
+    if reason := append_problem(bundle):
+        return f"no: {reason}"
+    plan = bundle.manifest.chunked
+    if plan is None or not plan.token_state_bytes:
+        return "yes"
+    kib = plan.token_state_bytes / 1024
+    most = min(bundle.manifest.max_tokens or MAX_TOKENS, plan.max_state_tokens)
+    return f"yes, with {kib:,.4g} KiB of state for each of at most {most:,} tokens"
 
 
 def _memory(bundle: Bundle) -> str:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling import any_case, fewer, part_of
-from token_models import Chunks, Encoded, Outputs, TopicAndTags, document
+from token_models import Chunks, Encoded, Hybrid, Outputs, Softmax, TopicAndTags, document
 from torch import Tensor, nn
 
 from aftexport.bundle.bundle import CHUNKED
@@ -18,7 +18,7 @@ from aftexport.capture.capture import capture
 from aftexport.chunked.append_model import AppendModel, NotAppendable
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.document import FIRST_POSITION, LEFT_STATE
-from aftexport.chunked.document_state import DocumentState
+from aftexport.chunked.document_state import DocumentState, to_bytes
 from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError
@@ -189,6 +189,42 @@ def test_state_arrays_are_read_only(appendable: Appendable) -> None:
     for _, array in state.arrays():
         with pytest.raises(ValueError, match="read-only"):
             array[...] = 0
+
+
+WINDOWS = (Softmax(left=5, right=0, turned=4, has_sink=True), Softmax(left=0, right=0))
+GROWING = (Softmax(left=5, right=0, turned=8), None, Softmax(right=0, reach=4, kv_heads=1))
+
+
+@pytest.fixture(scope="module", params=[WINDOWS, GROWING], ids=["windows", "growing"])
+def softmax(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Appendable:
+    folder = tmp_path_factory.mktemp("softmax")
+    return Appendable(Hybrid(*request.param), folder, max_run_tokens=19, max_tokens=512)
+
+
+@given(st.lists(st.one_of(st.integers(1, 6), st.integers(20, 90)), min_size=1, max_size=5))
+@settings(max_examples=fewer(12, 0.25), deadline=None)
+def test_softmax_split_equals_whole_document(softmax: Appendable, sizes: list[int]) -> None:
+    softmax.append(document(sum(sizes)), sizes)
+
+
+def test_softmax_state_has_seen_keys(softmax: Appendable) -> None:
+    state: DocumentState | None = None
+    sizes = []
+    for tokens in (1, 5, 30, 30):
+        _, state = softmax.model.append(state, document(tokens))
+        sizes.append(state.nbytes)
+        content = to_bytes(state)
+        assert len(content) <= softmax.model.reader.max_bytes
+        assert to_bytes(softmax.model.reader.read(content)) == content
+    assert sizes[3] - sizes[2] == 30 * softmax.plan.token_state_bytes
+    assert bool(softmax.plan.token_state_bytes) == any(
+        stage.keys is not None and stage.keys.window_left is None for stage in softmax.plan.stages
+    )
+
+
+def test_softmax_not_causal_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotAppendable, match=r"its attention \(stage 2 of 2\) depends on later"):
+        Appendable(Hybrid(Softmax(left=3, right=0), Softmax(left=3, right=1)), tmp_path)
 
 
 class SeenByTags(EveryPooling):

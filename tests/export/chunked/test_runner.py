@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling import fewer, part_of
-from token_models import Chunks
+from token_models import Chunks, Hybrid, Softmax
 from torch import Tensor
 
 from aftexport.bench.benchmark import peak_mib
@@ -326,6 +326,22 @@ def test_memory_ignores_document_length(bundle_folder: Path) -> None:
     if peak is None:
         pytest.skip("the kernel keeps no count of the highest resident memory")
     assert peak < 24
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [10_000, -1], ids=["window", "full"])
+def test_softmax_memory_is_the_budget(window: int, tmp_path: Path) -> None:
+    """The keys and values of a document take 5 MiB, and its pairs of tokens 13 GiB."""
+    module = Hybrid(Softmax(left=window, right=window))
+    plan = write_chunked(tmp_path / CHUNKED, lower(capture(module)), precision="fp32")
+    budget = 32 << 20
+    model = ChunkedModel(tmp_path / CHUNKED, plan, threads=1, memory_budget=budget)
+    ids = np.zeros(40_000, np.int64)
+    peak_mib(lambda: model.run(ids[:5000], outputs=["topic"]))
+    peak = peak_mib(lambda: model.run(ids, outputs=["topic"]))
+    if peak is None:
+        pytest.skip("the kernel keeps no count of the highest resident memory")
+    assert peak < budget >> 20
 
 
 def test_memory_ignores_number_of_chunks(tmp_path: Path) -> None:

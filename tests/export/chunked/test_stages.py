@@ -1,4 +1,4 @@
-"""Recurrences, convolutions, and biases of positions in chunks equal those of whole documents."""
+"""Recurrences, softmax attentions and biases of positions in chunks equal whole documents."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 import torch
 from sampling import any_case
-from token_models import Chunks, Outputs, TopicAndTags, document
+from token_models import Chunks, Hybrid, Outputs, Softmax, TopicAndTags, document
 from torch import Tensor, nn
 
-from aftexport.bundle.manifest import ChunkedStage, Recurrence
+from aftexport.bundle.manifest import ChunkedStage, KeptKeys, Recurrence
 from aftexport.capture.capture import capture
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.chunked.token_flow import NotChunkable
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError
+from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn.config import RECURRENT_LAYERS
 from aftexport.parity import TOLERANCES
@@ -163,6 +165,25 @@ def test_plan_of_recurrence_is_checked(changes: dict[str, object], reason: str) 
         ChunkedStage.model_validate(plan | changes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"right": 2}, "left, right: expected 0 for kept keys, got 0 and 2"),
+        ({"causal": True}, "causal: expected false for a window with 3 keys on the right"),
+        (
+            {"recurrence": {"direction": "bidirectional", "shape": (2, 3)}},
+            "keys: expected none for a recurrence",
+        ),
+    ],
+)
+def test_plan_of_keys_is_checked(changes: dict[str, object], reason: str) -> None:
+    keys = {"window_left": None, "window_right": 3, "width": 8}
+    plan = {"left": 0, "right": 0, "causal": False, "keeps": (), "recurrence": None, "keys": keys}
+    ChunkedStage.model_validate(plan)
+    with pytest.raises(ValueError, match=reason):
+        ChunkedStage.model_validate(plan | changes)
+
+
 def test_state_larger_than_memory_is_refused() -> None:
     with pytest.raises(ValueError, match="shape: expected at most 268435456 numbers"):
         Recurrence(direction="forward", shape=(1 << 10, 1 << 10, 1 << 10))
@@ -171,6 +192,137 @@ def test_state_larger_than_memory_is_refused() -> None:
 def test_state_of_many_axes_is_refused() -> None:
     with pytest.raises(ValueError, match="at most 3 items"):
         Recurrence(direction="forward", shape=(1,) * 65)  # NumPy has at most 64
+
+
+HYBRID = (Softmax(left=5, right=0, turned=4), None, Softmax(), Softmax(right=0, turned=8))
+SOFTMAXES = {
+    "window": (Softmax(left=3, right=2),),
+    "wider than a chunk": (Softmax(left=30, right=0), Softmax(left=0, right=41)),
+    "own token": (Softmax(left=0, right=0),),
+    "full": (Softmax(),),
+    "causal": (Softmax(right=0),),
+    "left of it": (Softmax(left=4),),
+    "grouped": (Softmax(kv_heads=1), Softmax(kv_heads=1, left=7, right=7, turned=8)),
+    "sinks": (Softmax(has_sink=True), Softmax(has_sink=True, left=2, right=9)),
+    "biases and caps": (Softmax(reach=3, softcap=2.0), Softmax(reach=6, left=5, right=1)),
+    "rotated": (Softmax(turned=4), Softmax(turned=6, interleaved=True), Softmax(turned=2, left=3)),
+    "sliced": (Softmax(turned=8, is_sliced=True), Softmax(turned=8, is_sliced=True, right=0)),
+    "hybrid": HYBRID,
+}
+
+
+@pytest.mark.table(keep=0.4)
+@pytest.mark.parametrize("name", SOFTMAXES)
+def test_softmax_equals_whole_document(name: str, tmp_path: Path) -> None:
+    module = Hybrid(*SOFTMAXES[name])
+    chunks = Chunks(module, tmp_path, max_tokens=512)
+    chunks.check(document(100), 37, fused=False)
+    for tokens, chunk_tokens in ((1, 4), (7, 1), (40, 64), (300, 37)):
+        ids = document(tokens)
+        chunks.check(ids, chunk_tokens)
+        model = chunks.model(chunk_tokens)
+        stops = sum(1 for _ in model.parts(ids, evidence=True))
+        assert model.count(tokens, evidence=True) == stops + 1
+        found = model.run(ids, evidence=True)
+        added = found["evidence"].sum() + module.topic.bias[found["topic"].argmax()].item()
+        assert abs(added - found["topic"].max()) <= TOLERANCES["fp32"].bound
+
+
+def test_softmax_plan_has_windows(tmp_path: Path) -> None:
+    plan = Chunks(Hybrid(*HYBRID), tmp_path, max_tokens=512).plan
+    attentions = [stage for stage in plan.stages if stage.recurrence is None]
+    assert [stage.keys for stage in attentions] == [
+        KeptKeys(window_left=5, window_right=0, width=32),
+        KeptKeys(window_left=None, window_right=None, width=32),
+        KeptKeys(window_left=None, window_right=0, width=32),
+    ]
+    assert [stage.causal for stage in attentions] == [True, False, True]
+    assert plan.token_state_bytes == 2 * 4 * 32
+    weights = 3 * 4 * 16 * 16 + (48 + 2 + 16) * 16 + 9 * 16
+    # A pair of tokens costs 32 multiply-adds, half of that if causal.
+    assert plan.quadratic_tokens == weights // (2 * (32 + 16))
+
+
+def test_batch_equals_its_documents_in_chunks(tmp_path: Path) -> None:
+    chunks = Chunks(Hybrid(*HYBRID), tmp_path, max_tokens=512)
+    documents = [document(tokens) for tokens in (1, 17, 130, 64)]
+    padded = np.zeros((4, 130), np.int64)
+    for row, ids in zip(padded, documents, strict=True):
+        row[: ids.size] = ids
+    with torch.inference_mode():
+        lengths = torch.tensor([ids.size for ids in documents])
+        batch = chunks.truth(torch.from_numpy(padded), lengths)
+    for row, ids in enumerate(documents):
+        found = chunks.model(19).run(ids)
+        for name, array in found.items():
+            expected = batch[name][row].numpy()
+            expected = expected[: ids.size] if array.ndim == 3 else expected
+            error = np.abs(array[0] - expected).max() / max(1.0, np.abs(expected).max())
+            assert error <= TOLERANCES["fp32"].bound
+
+
+@pytest.mark.slow
+def test_long_windows_equal_whole_document(tmp_path: Path) -> None:
+    layers = (Softmax(left=64, right=64), Softmax(left=5000, right=0), Softmax(left=1, right=3000))
+    chunks = Chunks(Hybrid(*layers), tmp_path)
+    for chunk_tokens in (4096, 1000):
+        chunks.check(document(65_537), chunk_tokens)
+
+
+@pytest.mark.slow
+def test_long_hybrid_equals_whole_run(tmp_path: Path) -> None:
+    module = Hybrid(Softmax(left=64, right=64), None, Softmax(), Softmax(right=0, kv_heads=1))
+    lowered = lower(capture(module))
+    chunks = Chunks(module, tmp_path)
+    ids = document(65_537)
+    engine = OnnxRuntimeEngine(finish(lowered), threads=2)
+    whole = engine.run({"input_ids": ids[None], "lengths": np.array([ids.size])})
+    found = chunks.model(8000).run(ids)
+    for name, expected in whole.items():
+        error = np.abs(found[name] - expected).max() / max(1.0, np.abs(expected).max())
+        assert error <= TOLERANCES["fp32"].bound, name
+
+
+class Attending(TopicAndTags):
+    """One attention whose call a test chooses."""
+
+    def __init__(self, chosen: Callable[..., Tensor]) -> None:
+        self.chosen = chosen
+        super().__init__(depth=1)
+
+    def encoded(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        return self.chosen(torch.ops.aftexport.softmax_attention, x, lengths)
+
+
+PLAIN = (2, 0.0, -1, -1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "reason"),
+    [
+        (
+            lambda attend, x, n: attend(x, x, x, None, None, n, *PLAIN, 0, 0, n)[0],
+            "attends to other tokens than the document has",
+        ),
+        (
+            lambda attend, x, n: attend(x, x, x, x.sum(1)[0, :2], None, n, *PLAIN)[0],
+            "has a computed sink",
+        ),
+        (
+            lambda attend, x, n: (lambda y, total: y * total.sum(2, keepdim=True))(
+                *attend(x, x, x, None, None, n, *PLAIN)
+            ),
+            "the sums of an attention's weights",
+        ),
+    ],
+)
+def test_other_softmax_is_refused(
+    chosen: Callable[..., Tensor], reason: str, tmp_path: Path
+) -> None:
+    lowered = lower(capture(Attending(chosen)))
+    with pytest.raises(NotChunkable, match=reason):
+        write_chunked(tmp_path / "chunked.zip", lowered, precision="fp32")
 
 
 MAX_TOKENS = 64
