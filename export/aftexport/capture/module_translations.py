@@ -311,11 +311,15 @@ def translate_functions(model: nn.Module) -> Iterator[None]:
                 setattr(place.owner, place.name, place.function)
 
 
+class LibraryError(TraceError):
+    """A function of the library that is not translated; the remedy names another one."""
+
+
 def refuse_unknown_functions(model: nn.Module) -> None:
-    """Raise TraceError for a loop over tokens without an operator, or of an unknown version."""
+    """Raise LibraryError for a loop over tokens without an operator, or of an unknown version."""
     for file in _library_files(model):
         for name in _UNTRANSLATED.keys() & vars(sys.modules[file]).keys():
-            raise TraceError(
+            raise LibraryError(
                 "Expected a recurrence that RecurrentLinearAttention computes, got "
                 f"{name} of {VERSIONS.library} ({file}), {_UNTRANSLATED[name]}.",
                 "Give a model of a family that docs/models.md lists, such as Mamba-2.",
@@ -323,7 +327,7 @@ def refuse_unknown_functions(model: nn.Module) -> None:
     for place in _places(model):
         translation = place.translation
         if translation.has_loop and not translation.fits(place.function):
-            raise TraceError(
+            raise LibraryError(
                 f"Expected {translation.name} of {VERSIONS.library} {VERSIONS.oldest} to "
                 f"{VERSIONS.newest}, which is translated, got that of {installed_version()}.",
                 f"Install {VERSIONS.library} {VERSIONS.newest}, or a newer aftexport.",
@@ -369,23 +373,29 @@ def _to_state_type(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-_EXPERTS = "batched_mm"
-"""The only computation of experts in the library without a loop over experts or tokens."""
-
-
 def choose_exported_forms(model: nn.Module) -> None:
     """Make models of transformers inside a module run in forms that can be captured.
 
     The results stay the same. Without a cache there are no branches on the number of tokens, and
-    experts are computed by batched products.
+    only batched products of experts have no loop over experts or tokens.
     """
-    for module in model.modules():
-        config: Any = getattr(module, "config", None)
-        if not is_of_transformers(type(module).__module__):
-            continue
+    choose_experts(model, "batched_mm")
+    for module, config in _library_modules(model):
         if getattr(config, "use_cache", False):
             config.use_cache = False
-        if getattr(config, "_experts_implementation", None) not in (None, _EXPERTS):
-            config._experts_implementation = _EXPERTS
         if callable(choose := getattr(module, "set_attention_type", None)):
             choose(config.attention_type)  # BigBird's, which a short document changes
+
+
+def choose_experts(model: nn.Module, implementation: str) -> None:
+    """Choose the library's computation of experts; ``eager`` is the definition, in any type."""
+    for _, config in _library_modules(model):
+        if getattr(config, "_experts_implementation", None) is not None:
+            config._experts_implementation = implementation
+
+
+def _library_modules(model: nn.Module) -> Iterator[tuple[nn.Module, Any]]:
+    """Yield the modules of transformers that have a configuration, with it."""
+    for module in model.modules():
+        if is_of_transformers(type(module).__module__) and hasattr(module, "config"):
+            yield module, module.config

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from aftexport.capture.model_inputs import float_type, with_plain_inputs
+from aftexport.capture.module_translations import choose_experts
 from aftexport.capture.torch_messages import cause
 from aftexport.system.internals.torch_operators import TorchDispatchMode, pytree
 
@@ -111,6 +112,7 @@ class ReferenceModule(nn.Module):
         super().__init__()
         self._trained = float_type(module)
         self.module = with_plain_inputs(module, inputs).double()
+        choose_experts(self.module, "eager")  # faster ones of transformers need narrower types
         self.precision = "float64"
         self.reason = ""
         self.casts_to_float32 = False

@@ -1,5 +1,6 @@
 """The translation of a checkpoint's model to ONNX, with the cases of its parity check."""
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from aftexport.capture.model_inputs import (
 )
 from aftexport.capture.model_outputs import output_names, single_numbers
 from aftexport.capture.model_spec import InputSpec
+from aftexport.capture.module_translations import LibraryError, is_library_only
 from aftexport.capture.reference_module import ReferenceModule
 from aftexport.checkpoint import Checkpoint
 from aftexport.engines.torch import TorchEngine
@@ -71,6 +73,36 @@ def trace(
         UsageError: if an option does not suit the model.
         TraceError: if the model cannot be traced.
     """
+    try:
+        return _traced(checkpoint, request, tokenizer, progress)
+    except LibraryError:
+        raise
+    except TraceError as error:
+        if checkpoint.module is None or not is_library_only(checkpoint.module):
+            raise
+        raise TraceError(error.problem, library_remedy(error.remedy)) from error.__cause__
+
+
+_OPTION = re.compile(r"--(?:max-length \d+|no-batching)")
+"""An option in a remedy that avoids the problem."""
+_OTHER_FAMILY = (
+    "Give a model of a family that docs/models.md lists, or an ONNX file that another exporter "
+    "wrote of this model."
+)
+
+
+def library_remedy(remedy: str) -> str:
+    """Return what the user of a library's model can do, who cannot change its code."""
+    option = _OPTION.search(remedy)
+    return f"Add {option[0]}." if option else _OTHER_FAMILY
+
+
+def _traced(
+    checkpoint: Checkpoint,
+    request: Request,
+    tokenizer: str | None,
+    progress: Callable[[int, int, str], None] | None,
+) -> TracedModel:
     options = request.options
     to, batching, max_length = options.to, options.batching, options.max_length
     read_spec = partial(input_spec, vocab_size=options.vocab_size, extras=request.extras)

@@ -17,8 +17,9 @@ from tokenizers import Tokenizer, models
 import aftexport.checkpoint.transformers_folder
 from aftexport.checkpoint import load
 from aftexport.checkpoint.transformers_class import MAX_LAYERS, TransformersModel
-from aftexport.errors import CheckpointError, UsageError
+from aftexport.errors import CheckpointError, TraceError, UsageError
 from aftexport.pipeline.export import export
+from aftexport.pipeline.trace import library_remedy
 
 Change = Callable[[Path], None]
 
@@ -235,6 +236,33 @@ def test_end_token_is_classified(name: str, build: Any, tmp_path: Path) -> None:
         without = torch.tensor([[9, 8, 7, padding, padding]])
         last = module(without, torch.tensor([[1, 1, 1, 0, 0]]))
         torch.testing.assert_close(last, module(without[:, :3], None), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_refusal_asks_for_another_model(tmp_path: Path) -> None:
+    """Whoever has a folder cannot rewrite the library, whose code may only fit some lengths."""
+    import transformers
+
+    config = transformers.NystromformerConfig(
+        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, num_landmarks=16, segment_means_seq_len=64,
+    )  # fmt: skip
+    model = transformers.NystromformerForSequenceClassification(config)
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(TraceError, match="modeling_nystromformer") as refused:
+        export(tmp_path / "model")
+    assert refused.value.remedy.startswith("Give a model of a family that docs/models.md lists")
+
+
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [
+        ("Mask the tokens from lengths on, or add --no-batching, which", "Add --no-batching."),
+        ("Remove branches. Or export one branch only: --max-length 704.", "Add --max-length 704."),
+    ],
+)
+def test_remedy_keeps_option(given: str, own: str) -> None:
+    assert library_remedy(given) == own
 
 
 @pytest.mark.parametrize("limit", [float("inf"), float("-inf"), float("nan")])
