@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ from torch.nn.functional import scaled_dot_product_attention as attend
 
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.lowering.to_onnx import lower
+from aftexport.nn import DotProductAttention, GatedDeltaNet
+from aftexport.operators.domain import operators_in
 from aftexport.operators.portable_bodies import attach_bodies
+from aftexport.pipeline.export import export
 from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.recognizer import recognize
 from aftexport.recognition.result import Recognition
@@ -275,6 +279,42 @@ def test_forms_are_recognized(name: str) -> None:
     assert_equal(module, model)
 
 
+def window_of_torch(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    inside = counted_keys(k, lengths) & (distance(k).abs() <= 20)
+    return attend(q, k, v, attn_mask=inside)
+
+
+class Hybrid(nn.Module):
+    """A window, a delta rule, and full attention, with rotary positions and of our own layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            [
+                Layer(window_of_torch),
+                GatedDeltaNet(DIM, HEADS, causal=True),
+                Layer(rotary),
+                DotProductAttention(DIM, HEADS, causal=True),
+            ]
+        )
+
+    def forward(self, input_features: Tensor, lengths: Tensor) -> Tensor:
+        x = input_features
+        for layer in self.layers:
+            x = x + layer(x, lengths)
+        return x
+
+
+def test_hybrids_are_recognized_too() -> None:
+    module = Hybrid()
+    found, model = searched(module)
+    counts = operators_in(model)
+    assert not found.near_misses
+    assert (counts["SoftmaxAttention"], counts["RecurrentLinearAttention"]) == (3, 1)
+    assert [match.attributes.get("window_right") for match in found.matches] == [20, None, 0]
+    assert_equal(module, model)
+
+
 @pytest.mark.parametrize("name", ROTARY)
 def test_rotations_are_absorbed(name: str) -> None:
     module, interleaved = ROTARY[name]
@@ -392,3 +432,41 @@ def test_look_alikes_stay(name: str) -> None:
     assert "Softmax" in {node.op_type for node in model.graph.node}
     (miss,) = found.near_misses
     assert reason in miss.reason
+
+
+SIZES = {"vocab_size": 300, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+MARKS = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+FOLDERS = {
+    "Bert": ({"num_hidden_layers": 2, "max_position_embeddings": 520}, 2),
+    "ModernBert": (
+        MARKS
+        | {"num_hidden_layers": 4, "local_attention": 16, "cls_token_id": 2, "sep_token_id": 3},
+        4,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FOLDERS)
+def test_folders_equal_transformers(family: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    entries, layers = FOLDERS[family]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**SIZES, **entries)
+    model = getattr(transformers, f"{family}ForSequenceClassification")(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    file = export(tmp_path / "model").path / "model.onnx"
+    counts = operators_in(onnx.load(file))
+    assert counts["SoftmaxAttention"] == layers
+    engine = OnnxRuntimeEngine(file)
+    model.double()
+    for tokens in (1, 2, 127, 128, 129, 513):
+        lengths = np.array([tokens, (tokens + 1) // 2, 1])
+        ids = np.random.default_rng(tokens).integers(5, 300, (3, tokens))
+        counted = np.arange(tokens) < lengths[:, None]
+        (given,) = engine.run({"input_ids": np.where(counted, ids, 7), "lengths": lengths}).values()
+        with torch.inference_mode():
+            expected = model(
+                input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(counted).long()
+            ).logits.numpy()
+        np.testing.assert_allclose(given, expected, atol=2e-5, err_msg=str(tokens))
