@@ -64,6 +64,18 @@ class OneProduct(nn.Module):
         return padded(q, k, v, lengths).transpose(1, 2).flatten(2)
 
 
+class JoinedRows(Layer):
+    """Documents and tokens are joined after the attention, as in GPT-2."""
+
+    def forward(self, input_features: Tensor, lengths: Tensor) -> Tensor:
+        q, k, v = (
+            layer(input_features).unflatten(2, (-1, WIDTH)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        rows = self.attention(q, k, v, lengths).transpose(1, 2).reshape(-1, DIM)
+        return self.output(rows).reshape(input_features.shape)
+
+
 def graph_of(module: nn.Module) -> onnx.ModelProto:
     tokens = torch.export.Dim("tokens", max=MAX_TOKENS)
     batch = torch.export.Dim("batch", max=64)
@@ -148,6 +160,15 @@ def uneven_window(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
 
 def causal_window(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
     return by_hand(q, k, v, (distance(k) <= 0) & (distance(k) > -64))
+
+
+def of_joined_heads(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    """Documents and heads are one axis, and the mask has both."""
+    flat_q, flat_k, flat_v = (x.flatten(0, 1) for x in (q / math.sqrt(WIDTH), k, v))
+    scores = torch.bmm(flat_q, flat_k.transpose(1, 2)).reshape(-1, HEADS, q.shape[2], k.shape[2])
+    scores = scores.masked_fill(~counted_keys(k, lengths), torch.finfo(torch.float32).min)
+    weights = torch.softmax(scores.flatten(0, 1), -1)
+    return torch.bmm(weights, flat_v).reshape(-1, HEADS, q.shape[2], WIDTH)
 
 
 def grouped(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
@@ -256,6 +277,8 @@ FORMS: dict[str, tuple[nn.Module, dict[str, Any]]] = {
     "window": (Layer(window), {"window_left": 20, "window_right": 20}),
     "uneven window": (Layer(uneven_window), {"window_left": 40, "window_right": 2}),
     "causal window": (Layer(causal_window), {"window_left": 63, "window_right": 0}),
+    "joined heads": (Layer(of_joined_heads), {}),
+    "joined rows": (JoinedRows(padded), {}),
     "grouped": (Layer(grouped, key_heads=2), {"kv_num_heads": 2}),
     "capped": (Layer(capped), {"softcap": 5.0, "scale": 0.7}),
     "sinks": (Layer(with_sinks), {"window_right": 0}),
