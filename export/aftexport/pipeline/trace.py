@@ -167,16 +167,17 @@ def _lowered(
         graph = ir.from_proto(lowered)
         add_width(graph, ranks)
         lowered = ir.to_proto(graph)
+    has_layers = bool(operators_in(lowered))
+    if has_layers and not any(node.op_type == "Softmax" for node in lowered.graph.node):
+        return accumulate_in_float32(lowered), None
     graph = normalize(lowered)
     recognition = recognize(graph, progress)
-    has_layers = bool(operators_in(lowered))
-    is_long = max_tokens(program) > MAX_WHOLE_TOKENS
-    in_blocks = (
-        is_long and recognition.probed is not None and scan_in_blocks(graph, recognition.probed)
-    )
+    in_blocks = 0
+    if recognition.probed is not None and max_tokens(program) > MAX_WHOLE_TOKENS:
+        in_blocks = scan_in_blocks(graph, recognition.probed)
     lowered = ir.to_proto(graph) if recognition.matches or in_blocks else lowered
-    is_searched = bool(not has_layers or recognition.matches or recognition.near_misses)
-    return accumulate_in_float32(lowered), recognition if is_searched else None
+    is_told = not has_layers or bool(recognition.matches or recognition.near_misses)
+    return accumulate_in_float32(lowered), recognition if is_told else None
 
 
 @contextmanager

@@ -26,7 +26,8 @@ class TracedModel:
         spec: the model's inputs.
         precision: precision of the graph.
         cases: cases of the model and of its operators.
-        recognition: result of the recognition; None for models with aftexport's layers.
+        recognition: result of the recognition; None if models of aftexport's layers have no other
+            attention.
         long_case: a case of a 16-bit graph beyond 65,536 tokens, for the export only; None for a
             model of shorter documents.
         beyond: a value that float16 does not hold; None if all fit.

@@ -85,8 +85,6 @@ def recognize(
     the number of nodes read, the number of all nodes and a label.
     """
     has_operators = any(node.domain == DOMAIN for node in model.graph)
-    if has_operators and not any(node.op_type == "Softmax" for node in model.graph):
-        return Recognition(absence=NO_SUM)
     if not any(node.op_type in _WEIGHT_OPERATORS or _may_weigh(node) for node in model.graph):
         return Recognition(absence=NO_SUM)
     try:

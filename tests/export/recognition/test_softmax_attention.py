@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ from torch.nn.functional import scaled_dot_product_attention as attend
 
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.lowering.to_onnx import lower
+from aftexport.nn import DotProductAttention, GatedDeltaNet
+from aftexport.operators.domain import operators_in
 from aftexport.operators.portable_bodies import attach_bodies
+from aftexport.pipeline.export import export
 from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.recognizer import recognize
 from aftexport.recognition.result import Recognition
@@ -58,6 +62,18 @@ class OneProduct(nn.Module):
         parts = self.weight(input_features).unflatten(2, sizes)
         q, k, v = (part.transpose(1, 2) for part in parts.unbind(3 if self.in_heads else 2))
         return padded(q, k, v, lengths).transpose(1, 2).flatten(2)
+
+
+class JoinedRows(Layer):
+    """Documents and tokens are joined after the attention, as in GPT-2."""
+
+    def forward(self, input_features: Tensor, lengths: Tensor) -> Tensor:
+        q, k, v = (
+            layer(input_features).unflatten(2, (-1, WIDTH)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        rows = self.attention(q, k, v, lengths).transpose(1, 2).reshape(-1, DIM)
+        return self.output(rows).reshape(input_features.shape)
 
 
 def graph_of(module: nn.Module) -> onnx.ModelProto:
@@ -144,6 +160,15 @@ def uneven_window(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
 
 def causal_window(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
     return by_hand(q, k, v, (distance(k) <= 0) & (distance(k) > -64))
+
+
+def of_joined_heads(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    """Documents and heads are one axis, and the mask has both."""
+    flat_q, flat_k, flat_v = (x.flatten(0, 1) for x in (q / math.sqrt(WIDTH), k, v))
+    scores = torch.bmm(flat_q, flat_k.transpose(1, 2)).reshape(-1, HEADS, q.shape[2], k.shape[2])
+    scores = scores.masked_fill(~counted_keys(k, lengths), torch.finfo(torch.float32).min)
+    weights = torch.softmax(scores.flatten(0, 1), -1)
+    return torch.bmm(weights, flat_v).reshape(-1, HEADS, q.shape[2], WIDTH)
 
 
 def grouped(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
@@ -252,6 +277,8 @@ FORMS: dict[str, tuple[nn.Module, dict[str, Any]]] = {
     "window": (Layer(window), {"window_left": 20, "window_right": 20}),
     "uneven window": (Layer(uneven_window), {"window_left": 40, "window_right": 2}),
     "causal window": (Layer(causal_window), {"window_left": 63, "window_right": 0}),
+    "joined heads": (Layer(of_joined_heads), {}),
+    "joined rows": (JoinedRows(padded), {}),
     "grouped": (Layer(grouped, key_heads=2), {"kv_num_heads": 2}),
     "capped": (Layer(capped), {"softcap": 5.0, "scale": 0.7}),
     "sinks": (Layer(with_sinks), {"window_right": 0}),
@@ -272,6 +299,42 @@ def test_forms_are_recognized(name: str) -> None:
         assert given.get(key) == attributes.get(key)
     assert given["scale"] == pytest.approx(attributes.get("scale", given["scale"]))
     assert "Softmax" not in {node.op_type for node in model.graph.node}
+    assert_equal(module, model)
+
+
+def window_of_torch(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    inside = counted_keys(k, lengths) & (distance(k).abs() <= 20)
+    return attend(q, k, v, attn_mask=inside)
+
+
+class Hybrid(nn.Module):
+    """A window, a delta rule, and full attention, with rotary positions and of our own layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            [
+                Layer(window_of_torch),
+                GatedDeltaNet(DIM, HEADS, causal=True),
+                Layer(rotary),
+                DotProductAttention(DIM, HEADS, causal=True),
+            ]
+        )
+
+    def forward(self, input_features: Tensor, lengths: Tensor) -> Tensor:
+        x = input_features
+        for layer in self.layers:
+            x = x + layer(x, lengths)
+        return x
+
+
+def test_hybrids_are_recognized_too() -> None:
+    module = Hybrid()
+    found, model = searched(module)
+    counts = operators_in(model)
+    assert not found.near_misses
+    assert (counts["SoftmaxAttention"], counts["RecurrentLinearAttention"]) == (3, 1)
+    assert [match.attributes.get("window_right") for match in found.matches] == [20, None, 0]
     assert_equal(module, model)
 
 
@@ -392,3 +455,41 @@ def test_look_alikes_stay(name: str) -> None:
     assert "Softmax" in {node.op_type for node in model.graph.node}
     (miss,) = found.near_misses
     assert reason in miss.reason
+
+
+SIZES = {"vocab_size": 300, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+MARKS = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+FOLDERS = {
+    "Bert": ({"num_hidden_layers": 2, "max_position_embeddings": 520}, 2),
+    "ModernBert": (
+        MARKS
+        | {"num_hidden_layers": 4, "local_attention": 16, "cls_token_id": 2, "sep_token_id": 3},
+        4,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FOLDERS)
+def test_folders_equal_transformers(family: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    entries, layers = FOLDERS[family]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**SIZES, **entries)
+    model = getattr(transformers, f"{family}ForSequenceClassification")(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    file = export(tmp_path / "model").path / "model.onnx"
+    counts = operators_in(onnx.load(file))
+    assert counts["SoftmaxAttention"] == layers
+    engine = OnnxRuntimeEngine(file)
+    model.double()
+    for tokens in (1, 2, 127, 128, 129, 513):
+        lengths = np.array([tokens, (tokens + 1) // 2, 1])
+        ids = np.random.default_rng(tokens).integers(5, 300, (3, tokens))
+        counted = np.arange(tokens) < lengths[:, None]
+        (given,) = engine.run({"input_ids": np.where(counted, ids, 7), "lengths": lengths}).values()
+        with torch.inference_mode():
+            expected = model(
+                input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(counted).long()
+            ).logits.numpy()
+        np.testing.assert_allclose(given, expected, atol=2e-5, err_msg=str(tokens))

@@ -64,8 +64,9 @@ class SizeRunner:
         self._sizes = [self._size_of(run) for run in runs]
 
     def _size_of(self, run: Mapping[str, Array]) -> tuple[int, int]:
-        first = run[next(name for name in self._inputs if name != LENGTHS)]
-        return int(first.shape[0]), int(first.shape[1]) if first.ndim > 1 else 1
+        shapes = (run[name].shape for name in self._inputs if name != LENGTHS)
+        batch, tokens = (*next(shapes, ()), 1, 1)[:2]
+        return int(batch), int(tokens)
 
     def shape(self, value: ir.Value, batch: int, tokens: int) -> tuple[int, ...]:
         """Return the shape of any value at other sizes.

@@ -235,19 +235,18 @@ def grouped(channels: Indices, others: Indices) -> Indices:
 
 
 def is_result(value: ir.Value, result: ir.Value, probed: ProbedGraph, heads: int) -> bool:
-    """Return whether a value ``[B, T, H e]`` has the entries of a result ``[B, H, T, e]``."""
-    if len((probed.shapes(value) or [()])[0]) != 3:
-        return False
+    """Return whether a value has the entries of a result ``[B, H, T, e]`` as ``[B, T, H e]``.
+
+    Its axes may be split or joined, as in ``[B, T, H, e]`` or ``[B T, H e]``.
+    """
     for run in runs_of(probed):
         entries = moved(value, result, run, probed)
-        if entries is None:
-            return False
         shape = run[str(result.name)].shape
         batch, tokens, width = batch_of(run), shape[-2], shape[-1]
-        if np.prod(shape) != batch * heads * tokens * width:
+        if entries is None or np.prod(shape) != batch * heads * tokens * width:
             return False
-        numbers = np.arange(np.prod(shape)).reshape(batch, heads, tokens, width)
-        wanted = numbers.transpose(0, 2, 1, 3).reshape(batch, tokens, -1)
-        if not np.array_equal(np.rint(entries), wanted + 1):
+        numbers = np.arange(1, 1 + np.prod(shape)).reshape(batch, heads, tokens, width)
+        wanted = numbers.transpose(0, 2, 1, 3)
+        if not np.array_equal(entries.reshape(-1), wanted.reshape(-1)):
             return False
     return True

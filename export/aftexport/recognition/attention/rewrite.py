@@ -50,6 +50,8 @@ from aftexport.system.contract import LENGTHS
 Array = NDArray[np.generic]
 
 _MOVES = ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten")
+_ROWS = 3
+"""The axes of an operand or result of the operator."""
 _SMALL_NUMBERS = ("ordinary", "constant", "tiny", "vanishing")
 """The cases whose scores are far from a finite number such as -10,000 that hides a key."""
 _FINITE = -1e30
@@ -94,8 +96,8 @@ class _Plan:
     form: MaskForm
     sink: Array | None
     scale: float
-    target: ir.Value  # the result, [B, T, H e] or [B, H, T, e]
-    is_by_token: bool  # whether the target is [B, T, H e]
+    target: ir.Value  # the result
+    is_by_token: bool  # whether the target is [B, T, H e] in some axes, or else [B, H, T, e]
     rotary: Rotary | None
     tables: tuple[ir.Value, ...]  # the cosines and sines in the graph
 
@@ -246,18 +248,23 @@ class _Rewriter:
         return found
 
     def _target(self, output: ir.Node, heads: int) -> tuple[ir.Value, bool]:
-        """Return the last value that only moves the result, and whether it is ``[B, T, H e]``."""
+        """Return a value that only moves the result, and whether it has the order of tokens."""
         value = first = output.outputs[0]
+        found: dict[int, ir.Value] = {}
         while True:
-            if is_result(value, first, self._probed, heads):
-                return value, True
+            rank = len((self._probed.shapes(value) or [()])[0])
+            if rank not in found and is_result(value, first, self._probed, heads):
+                found[rank] = value
             readers = {user for user, _ in value.uses()}
-            if len(readers) != 1 or value.is_graph_output():
+            if _ROWS in found or len(readers) != 1 or value.is_graph_output():
                 break
             (node,) = readers
             if node.op_type not in _MOVES or node.inputs[0] is not value:
                 break
             value = node.outputs[0]
+        for rank in (_ROWS, 2, 4):
+            if rank in found:
+                return found[rank], True
         if {len(shape) for shape in self._probed.shapes(first) or ()} != {4}:
             raise NearMissFound("the heads of its result are no channels of one value")
         return first, False
@@ -357,10 +364,10 @@ class _Proof:
         if not self.plan.form.is_padding_hidden:
             return result
         counted = np.arange(tokens) < lengths[:, None]
-        shape = counted.shape + (1,) * (result.ndim - 2)
-        if not self.plan.is_by_token:
-            shape = (counted.shape[0], 1, counted.shape[1], 1)
-        return np.where(counted.reshape(shape), result, 0.0)
+        if self.plan.is_by_token:
+            rows = result.reshape(*counted.shape, -1)
+            return np.where(counted[..., None], rows, 0.0).reshape(result.shape)
+        return np.where(counted[:, None, :, None], result, 0.0)
 
 
 @dataclass
@@ -396,8 +403,12 @@ class _Writer:
         while inputs[-1] is None:
             inputs.pop()
         (result,) = new.append(custom_node(SOFTMAX_ATTENTION.op_type, inputs, plan.attributes))
-        if plan.is_by_token:
+        rank = len((self.probed.shapes(plan.target) or [()])[0])
+        if plan.is_by_token and rank == _ROWS:
             return result
+        if plan.is_by_token:
+            shape = [0, 0, plan.heads, -1] if rank > _ROWS else [-1, plan.value.channels.size]
+            return new.add("Reshape", result, new.constant(shape))
         heads = new.add("Reshape", result, new.constant([0, 0, plan.heads, -1]))
         return new.add("Transpose", heads, perm=[0, 2, 1, 3])
 

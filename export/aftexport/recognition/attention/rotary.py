@@ -6,7 +6,7 @@ Tables are numbers of positions only. With ones for the cosines and zeros for th
 only moves entries; the other way around, it shows the partner of each channel.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,10 +82,8 @@ def same_tables(one: Rotary, other: Rotary, sizes: SizeRunner) -> bool:
     values = (one.cosine, one.sine, other.cosine, other.sine)
     if values[:2] == values[2:]:
         return True
-    for tokens in _SIZES:
-        first, second, third, fourth = (
-            _rows(array, tokens) for array in sizes.run(values, np.array([tokens, 1]), tokens)
-        )
+    for tokens, arrays in _runs(values, sizes):
+        first, second, third, fourth = (_rows(array, tokens) for array in arrays)
         if not (np.array_equal(first, third) and np.array_equal(second, fourth)):
             return False
     return True
@@ -187,7 +185,7 @@ def _width(reading: Reading, operand: Operand, rotation: Rotation) -> tuple[int,
             return None
         shape = run[str(operand.source.name)].shape
         numbers = np.arange(1, 1 + np.prod(shape)).reshape(shape).transpose(operand.order)
-        rows = numbers.reshape(batch_of(run), numbers.shape[1], -1)
+        rows = numbers.reshape(batch_of(run), shape[operand.order[1]], -1)
         plain = rows[:, :, operand.channels].transpose(0, 2, 1, 3)
         changed = (turned != plain).reshape(-1, plain.shape[-1]).any(0)
         width = int(changed.sum())
@@ -209,13 +207,22 @@ def _table(
     values: Sequence[ir.Value], width: int, sizes: SizeRunner, *, interleaved: bool
 ) -> ir.Value | None:
     """Return one of equal tables, whose halves or neighbours are equal; None for others."""
-    for tokens in _SIZES:
-        arrays = sizes.run(values, np.array([tokens, (tokens + 1) // 2]), tokens)
+    for tokens, arrays in _runs(values, sizes):
         halves = [_half(_rows(a, tokens), width, interleaved=interleaved) for a in arrays]
         parts = [half for half in halves if half is not None]
         if len(parts) < len(values) or not all(np.array_equal(p, parts[0]) for p in parts):
             return None
     return values[0]
+
+
+def _runs(values: Sequence[ir.Value], sizes: SizeRunner) -> Iterator[tuple[int, list[Array]]]:
+    """Yield tokens and the tables of as many, up to the longest document that the model takes."""
+    for tokens in _SIZES:
+        try:
+            arrays = sizes.run(values, np.array([tokens, (tokens + 1) // 2]), tokens)
+        except EngineError:
+            return
+        yield tokens, arrays
 
 
 def _half(rows: Array, width: int, *, interleaved: bool) -> Array | None:

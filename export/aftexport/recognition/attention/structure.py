@@ -60,7 +60,7 @@ class Content:
 def _is_content(value: ir.Value) -> bool | None:
     node = value.producer()
     if node is None:
-        return value.const_value is None and value.name != LENGTHS
+        return value.is_graph_input() and value.name != LENGTHS
     return False if node.op_type in ("Shape", "Size") else None
 
 
