@@ -100,8 +100,7 @@ def _is_causal(node: onnx.NodeProto) -> bool:
 
 
 def _precision(node: onnx.NodeProto) -> onnx.AttributeProto:
-    for attribute in node.attribute:
-        if attribute.name == "precision":
-            return attribute
-    node.attribute.append(onnx.helper.make_attribute("precision", "fp32"))
-    return node.attribute[-1]
+    if not any(a.name == "precision" for a in node.attribute):
+        node.attribute.append(onnx.helper.make_attribute("precision", "fp32"))
+    attribute: onnx.AttributeProto = next(a for a in node.attribute if a.name == "precision")
+    return attribute

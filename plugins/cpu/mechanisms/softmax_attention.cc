@@ -28,8 +28,15 @@ namespace {
 // Rows of a task: whole tiles of the products, few enough that their queries, weights and sums stay in the
 // second-level cache.
 constexpr int64_t kTaskRows = 8 * kTileRows;
+// Rows of a task in a narrow window: every row of a task meets all keys that one of them sees.
+constexpr int64_t kWindowRows = 2 * kTileRows;
 // Queries of a strip, whose keys a task packs for itself.
 constexpr int64_t kStripTokens = 512;
+
+// Whether a window is so narrow that tasks pack the keys that they see.
+inline bool is_narrow(const SoftmaxAttention& p) {
+  return p.window_left >= 0 && p.window_right >= 0 && p.window_left + p.window_right <= 2 * kStripTokens;
+}
 
 // The sizes of a call.
 struct Sizes : GroupShapes {
@@ -44,7 +51,7 @@ struct Sizes : GroupShapes {
         width(query.width),
         value_width(value.width),
         keys(key_tokens_of(p)),
-        block_tokens(min(p.tokens, max(1, kTaskRows / group))) {}
+        block_tokens(min(p.tokens, max(1, (is_narrow(p) ? kWindowRows : kTaskRows) / group))) {}
 
   // Of the keys of a panel while they are rotated.
   int64_t rotation_floats() const { return kPanel * key.padded; }
@@ -393,8 +400,6 @@ const float* widened(const void* tensor, int64_t count, float* memory) {
 void softmax_attention(const SoftmaxAttention& p, const Parallel& parallel) {
   const Sizes sizes(p);
   const int64_t biases = p.bias ? sizes.heads * (2 * p.bias_reach + 1) : 0;
-  const bool is_narrow =
-      p.window_left >= 0 && p.window_right >= 0 && p.window_left + p.window_right <= 2 * kStripTokens;
   const Scratch beside(sizes.heads + biases);
   with_element(p.element, [&](auto element) {
     using T = decltype(element);
@@ -404,7 +409,7 @@ void softmax_attention(const SoftmaxAttention& p, const Parallel& parallel) {
       using Product = decltype(product);
       if constexpr (Product::kScaled)
         __builtin_trap();
-      else if (is_narrow)
+      else if (is_narrow(p))
         attend_in_strips<Product, T>(shared, parallel);
       else
         attend_all<Product, T>(shared, parallel);
