@@ -98,11 +98,12 @@ struct LinearAttention : GroupedHeads {
 };
 
 struct SoftmaxAttention : GroupedHeads {  // never `causal`: window_right is 0 instead
-  float scale;                            // of the products; 0: 1 / sqrt(d)
-  float softcap;                          // c of c tanh(x / c); 0: none
-  int64_t window_left, window_right;      // keys that a query sees on each side, at most 2^40; -1: all
-  const void* sink;                       // [heads], null: none
-  const void* bias;                       // [heads, 2 bias_reach + 1], by the distance of the key; null: none
+  MethodOrder methods;                // of both products: the first in floating point counts, none stands for float32
+  float scale;                        // of the products; 0: 1 / sqrt(d)
+  float softcap;                      // c of c tanh(x / c); 0: none
+  int64_t window_left, window_right;  // keys that a query sees on each side, at most 2^40; -1: all
+  const void* sink;                   // [heads], null: none
+  const void* bias;                   // [heads, 2 bias_reach + 1], by the distance of the key; null: none
   int64_t bias_reach;
   const void *cos_cache, *sin_cache;  // [positions, rotary_pairs], for the first channels of each head; null: none
   int64_t positions;                  // at least key_tokens; others than these count as the nearest

@@ -6,6 +6,7 @@
 
 #include "checks.h"
 #include "cpu/kernels.h"
+#include "cpu/methods/choice.h"
 #include "ops.h"
 
 namespace ops {
@@ -53,7 +54,8 @@ class SoftmaxAttention final : public Kernel {
     const int64_t interleaved = attributes.integer("interleaved", 0);
     expect(interleaved == 0 || interleaved == 1, "interleaved is " + std::to_string(interleaved) + ", expected 0 or 1");
     params_.interleaved = interleaved == 1;
-    read_precision(attributes, {aft::Precision::kFloat32});
+    params_.methods = aft::choose_weight_methods(
+        read_precision(attributes, {aft::Precision::kFloat32, aft::Precision::kBfloat16, aft::Precision::kInt8}));
   }
 
   void compute(const Run& run) const override {

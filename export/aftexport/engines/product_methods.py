@@ -21,7 +21,8 @@ _WEIGHT_INPUTS = {
     "LayerNormFastformer": 3,
 }
 """The input of the first weight, whose rows are the width of the operator's products."""
-_AFT_FULL = ("AftFull", "CausalAftFull")
+_WITHOUT_WEIGHT = ("AftFull", "CausalAftFull", "SoftmaxAttention")
+"""Operators that choose by the products of AFT-full."""
 _REDUCED = ("bf16", "int8")
 _WIDTH = 256
 
@@ -95,7 +96,7 @@ def _reason(choice: MethodChoice) -> str:
 
 
 def _products(graph: onnx.GraphProto) -> Iterator[tuple[str, int | None]]:
-    """Yield the precision and the width of every product; AFT-full has no width."""
+    """Yield the precision and the width of every product; those of AFT-full have no width."""
     shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
     for node in graph.node:
         if node.domain != DOMAIN:
@@ -104,7 +105,7 @@ def _products(graph: onnx.GraphProto) -> Iterator[tuple[str, int | None]]:
         if precision not in _REDUCED:
             continue
         operator = operator_name(node.op_type)
-        if operator in _AFT_FULL:
+        if operator in _WITHOUT_WEIGHT:
             yield precision, None
         elif operator in _WEIGHT_INPUTS:
             shape = shapes.get(node.input[_WEIGHT_INPUTS[operator]])

@@ -1,4 +1,4 @@
-"""The range of AFT-full's position biases, and the safe precisions of their exponentials.
+"""The precisions of mechanisms' products: AFT-full's by the range of its position biases.
 
 The kernels multiply exp(w - m), with m the largest bias of a row, by exp(key - its maximum). For
 the largest key that product is at least exp(-r), with r the range of the row's biases, so all terms
@@ -10,6 +10,9 @@ but 16 bits would not be faster there.
 In 8-bit integers exp(w - m) has the same step for every size; down to exp(-1) the step is at most
 1 % of it. The keys' terms have one step for each block of keys, and a causal row may see only the
 smallest of a block: int8 does not suit causal rows.
+
+Softmax attention's weights have every size in a row: one step for all would lose thousands of small
+ones, which together may be most of the sum. So int8 is bf16 there.
 """
 
 from collections.abc import Iterator
@@ -62,7 +65,10 @@ def safe_precision(precision: str, row_range: float | None, *, causal: bool) -> 
 
 
 def choose_precisions(model: onnx.ModelProto, precision: str) -> None:
-    """Set ``precision`` of every AFT-full node to the cheapest that is safe for its bias."""
+    """Set ``precision`` of every mechanism's products to the cheapest that is safe."""
+    for node in model.graph.node:
+        if node.domain == DOMAIN and operator_name(node.op_type) == "SoftmaxAttention":
+            _precision(node).s = b"bf16" if precision in ("bf16", "int8") else b"fp32"
     for node, bias_range in _bias_ranges(model):
         safe = safe_precision(precision, bias_range, causal=_is_causal(node))
         _precision(node).s = safe.encode()
@@ -94,5 +100,7 @@ def _is_causal(node: onnx.NodeProto) -> bool:
 
 
 def _precision(node: onnx.NodeProto) -> onnx.AttributeProto:
+    if not any(a.name == "precision" for a in node.attribute):
+        node.attribute.append(onnx.helper.make_attribute("precision", "fp32"))
     attribute: onnx.AttributeProto = next(a for a in node.attribute if a.name == "precision")
     return attribute

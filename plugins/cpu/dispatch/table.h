@@ -19,13 +19,13 @@
   X(isa, aft_conv, AftConv)                                    \
   X(isa, efficient_attention, EfficientAttention)              \
   X(isa, linear_attention, LinearAttention)                    \
-  X(isa, softmax_attention, SoftmaxAttention)                  \
   X(isa, fastformer, Fastformer)                               \
   X(isa, recurrent_linear_attention, RecurrentLinearAttention) \
   X(isa, causal_depthwise_conv, CausalDepthwiseConv)
 
 #define AFT_PRODUCT_KERNELS(X, isa)                     \
   X(isa, aft_full, AftFull)                             \
+  X(isa, softmax_attention, SoftmaxAttention)           \
   X(isa, layer_norm_linear, LayerNormLinear)            \
   X(isa, layer_norm_feed_forward, LayerNormFeedForward) \
   X(isa, linear_residual, LinearResidual)               \

@@ -51,4 +51,18 @@ void with_weight_method(Method method, const F& f) {
   with_method(method, [&](auto product) { f(typename WeightProductOf<decltype(product)>::Type{}); });
 }
 
+// Whether the products of a method are in integers.
+inline bool is_scaled(Method method) {
+  bool scaled = false;
+  with_method(method, [&](auto product) { scaled = decltype(product)::kScaled; });
+  return scaled;
+}
+
+// Returns the first of the methods whose products are in floating point.
+inline Method float_method(const MethodOrder& order) {
+  for (int i = 0; i < order.count; ++i)
+    if (!is_scaled(order.methods[i])) return order.methods[i];
+  return Method::kFloat32;
+}
+
 }  // namespace aft::AFT_ISA

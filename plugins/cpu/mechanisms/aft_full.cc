@@ -287,19 +287,6 @@ class FullChannels {
   Scratch key_maxima_, scales_, entries_;
 };
 
-bool is_scaled(Method method) {
-  bool scaled = false;
-  with_method(method, [&](auto product) { scaled = decltype(product)::kScaled; });
-  return scaled;
-}
-
-// Returns the first of the methods whose products are in floating point.
-Method float_method(const MethodOrder& order) {
-  for (int i = 0; i < order.count; ++i)
-    if (!is_scaled(order.methods[i])) return order.methods[i];
-  return Method::kFloat32;
-}
-
 struct PackedForThisCall {
   const PackedWeight* bias;
   ~PackedForThisCall() { delete bias; }

@@ -4,148 +4,84 @@
 //           over the keys u of a window, t - window_left <= u <= t + window_right; cap(x) = c tanh(x / c). Q and K may be
 //           rotated by their positions (RoFormer, Su et al., arXiv 2104.09864, equation 34).
 // Cost:     bound by multiply-adds: d + e for each pair of a query and a key that it sees, beside an exponential.
-// Method:   the keys and values of a head are packed once for the products. A task takes a block of queries, of all heads
+// Method:   the keys and values of a head are packed once for the products, both of which are in floating point. A task takes a block of queries, of all heads
 //           that share a key, through tiles of up to 256 keys: a product gives the logits of a tile, a pass its weights,
 //           and a second product their sums. Tiles outside the window are not touched. Rows are rotated in the first-level
 //           cache before they are packed. Scratch memory grows with the tokens, not with their square.
 // Numerics: weights are relative to the largest logit so far; when that rises, the sums are multiplied by the exponential
 //           of the difference. Sums over a tile are added to those before it, so no chain of additions is long. A row that
 //           sees no key is 0.
-// Rejected: a first pass for the largest logit of each row, which computes every product with the keys twice.
-// See:      matmul/matrix_product.h
+// Rejected: products in integers of 8 or 16 bits. A row of weights has one step there: beside one key of weight 1,
+//           thousands of keys with weights below 1/4096 would be lost, and these may have half of the sum.
+//           A first pass for the largest logit of each row, which computes every product with the keys twice.
+// See:      sums/packed_keys.h, matmul/matrix_product.h
 
 #include "matmul/matrix_product.h"
-#include "matmul/product_fp32.h"
 #include "simd/math.h"
 #include "simd/parallel.h"
-#include "simd/transpose.h"
-#include "sums/head_rows.h"
+#include "sums/packed_keys.h"
 #include "sums/running_softmax.h"
 
 namespace aft::AFT_ISA {
 namespace {
 
-using Product = Float32Product;
-using Left = LeftRows<Product>;
-
-// Keys of a tile: as many as one chunk of the product of weights and values has.
-constexpr int64_t kTileKeys = Left::kChunk;
 // Rows of a task: whole tiles of the products, few enough that their queries, weights and sums stay in the
 // second-level cache.
 constexpr int64_t kTaskRows = 8 * kTileRows;
+// Rows of a task in a narrow window: every row of a task meets all keys that one of them sees.
+constexpr int64_t kWindowRows = 2 * kTileRows;
 // Queries of a strip, whose keys a task packs for itself.
 constexpr int64_t kStripTokens = 512;
 
+// Whether a window is so narrow that tasks pack the keys that they see.
+inline bool is_narrow(const SoftmaxAttention& p) {
+  return p.window_left >= 0 && p.window_right >= 0 && p.window_left + p.window_right <= 2 * kStripTokens;
+}
+
 // The sizes of a call.
 struct Sizes : GroupShapes {
+  KeyHeads packed;
   int64_t width, value_width;  // of a head
-  int64_t row;                 // floats of a row of a head that was rotated
   int64_t keys;
-  int64_t chunks;         // of the channels of a head, for the product of queries and keys
-  int64_t value_columns;  // value_width rounded up to whole panels
-  int64_t block_tokens;   // queries of one head in a task
+  int64_t block_tokens;  // queries of one head in a task
 
   explicit Sizes(const SoftmaxAttention& p)
       : GroupShapes(p),
+        packed{key, value, round_up(value.width, kPanel)},
         width(query.width),
         value_width(value.width),
-        row(round_up(query.width, kLanes)),
         keys(key_tokens_of(p)),
-        chunks(ceil_div(width, Left::kChunk)),
-        value_columns(round_up(value_width, kPanel)),
-        block_tokens(min(p.tokens, max(1, kTaskRows / group))) {}
+        block_tokens(min(p.tokens, max(1, (is_narrow(p) ? kWindowRows : kTaskRows) / group))) {}
 
   // Of the keys of a panel while they are rotated.
-  int64_t rotation_floats() const { return kPanel * row; }
+  int64_t rotation_floats() const { return kPanel * key.padded; }
   int64_t rows() const { return block_tokens * group; }
 };
 
-// Keys [first, end) of a head and their values, packed; first is a multiple of kTileKeys. Keys lie in panels of kPanel,
-// the channels one after the other; values in tiles, of each the panels of kPanel channels, the keys one after the other.
-struct Packed {
-  float *keys, *values;
-  int64_t first, end;
-
-  static int64_t key_floats(const Sizes& sizes, int64_t count) { return round_up(count, kPanel) * sizes.width; }
-  static int64_t floats(const Sizes& sizes, int64_t count) {
-    return key_floats(sizes, count) + count * sizes.value_columns;
-  }
-  Packed(const Sizes& sizes, float* memory, int64_t first, int64_t end)
-      : keys(memory), values(memory + key_floats(sizes, end - first)), first(first), end(end) {}
-
-  float* keys_at(const Sizes& sizes, int64_t key) const { return keys + (key - first) * sizes.width; }
-  // The start of the tile that holds a key, and the number of keys in it.
-  float* tile_at(const Sizes& sizes, int64_t key) const {
-    return values + (key - first) / kTileKeys * kTileKeys * sizes.value_columns;
-  }
-  int64_t tile_keys(int64_t key) const { return min(kTileKeys, end - key / kTileKeys * kTileKeys); }
-};
-
-// Copies a row of a head and rotates its first channels by its position.
-template <class T>
-void rotate(const SoftmaxAttention& p, const T* from, int64_t width, int64_t position, float* row) {
-  const int64_t pairs = p.rotary_pairs, at = max(0, min(position, p.positions - 1)) * pairs;
-  const T *cos = static_cast<const T*>(p.cos_cache) + at, *sin = static_cast<const T*>(p.sin_cache) + at;
-  for (int64_t c = 0; c < width; c += kLanes) store(row + c, load(from + c, width - c));
-  if (p.interleaved) {
-    for (int64_t c = 0; c < pairs; ++c) {
-      const float a = row[2 * c], b = row[2 * c + 1], cosine = to_float(cos[c]), sine = to_float(sin[c]);
-      row[2 * c] = a * cosine - b * sine;
-      row[2 * c + 1] = b * cosine + a * sine;
-    }
-    return;
-  }
-  for (int64_t c = 0; c < pairs; c += kLanes) {
-    const int64_t count = pairs - c;
-    const Vec a = load(row + c, count), b = load(row + pairs + c, count);
-    const Vec cosine = load(cos + c, count), sine = load(sin + c, count);
-    store(row + c, a * cosine - b * sine, count);
-    store(row + pairs + c, b * cosine + a * sine, count);
-  }
-}
-
-// Packs keys [first, first + kPanel) of a head.
-template <class T>
-void pack_keys(const T* key, int64_t stride, int64_t width, int64_t count, float* panel) {
-  for (int64_t c = 0; c < width; c += kLanes)
-    for (int64_t v = 0; v < kTileVectors; ++v) {
-      Vec rows[kLanes];
-      for (int64_t i = 0; i < kLanes; ++i) {
-        const int64_t u = v * kLanes + i;
-        rows[i] = u < count ? load(key + u * stride + c, width - c) : Vec{};
-        prefetch(key + (u + kPrefetchRows) * stride + c);
-      }
-      transpose(rows);
-      for (int64_t i = 0; i < min(kLanes, width - c); ++i) store(panel + (c + i) * kPanel + v * kLanes, rows[i]);
-    }
-}
-
-// Packs a tile of `count` values.
-template <class T>
-void pack_values(const T* value, int64_t stride, const Sizes& sizes, int64_t count, float* tile) {
-  for (int64_t c = 0; c < sizes.value_columns; c += kPanel, tile += count * kPanel)
-    for (int64_t u = 0; u < count; ++u)
-      for (int64_t v = 0; v < kPanel; v += kLanes) {
-        prefetch(value + (u + kPrefetchRows) * stride + c + v);
-        store(tile + u * kPanel + v, load(value + u * stride + c + v, max(0, sizes.value_width - c - v)));
-      }
-}
-
-// The rows of a task: their logits or weights in a tile, the sums of values, and what these are relative to.
+// The rows of a task: their queries and weights as left sides of the products, the logits of a tile, the sums of values,
+// and what these are relative to.
+template <class Product>
 struct TaskRows {
-  float *queries, *weights, *sums, *totals, *largest;
+  static constexpr int64_t kPitch = kTileKeys<Product> + 16;  // of logits
+  // Weights whose words are as wide as logits take their place.
+  static constexpr bool kInPlace = Product::kPerWord == 1;
+  static_assert(!kInPlace || kPitch == LeftRows<Product>::kPitch);
+
+  float *queries, *logits, *weights, *sums, *totals, *largest;
   int64_t columns;  // of sums
 
   static int64_t floats(const Sizes& sizes) {
-    return sizes.rows() * (Left::kPitch * (sizes.chunks + 1) + sizes.value_columns + 2);
+    return sizes.rows() * (LeftRows<Product>::floats_per_row(sizes.width) + kPitch +
+                           (kInPlace ? 0 : LeftRows<Product>::kPitch) + sizes.packed.value_columns + 2);
   }
   TaskRows(float* memory, const Sizes& sizes)
       : queries(memory),
-        weights(queries + sizes.rows() * Left::kPitch * sizes.chunks),
-        sums(weights + sizes.rows() * Left::kPitch),
-        totals(sums + sizes.rows() * sizes.value_columns),
+        logits(queries + sizes.rows() * LeftRows<Product>::floats_per_row(sizes.width)),
+        weights(kInPlace ? logits : logits + sizes.rows() * kPitch),
+        sums(weights + sizes.rows() * LeftRows<Product>::kPitch),
+        totals(sums + sizes.rows() * sizes.packed.value_columns),
         largest(totals + sizes.rows()),
-        columns(sizes.value_columns) {}
+        columns(sizes.packed.value_columns) {}
 };
 
 // One row of a tile: keys [first, first + count), of which it sees [begin, end).
@@ -166,11 +102,9 @@ AFT_INLINE IntVec lanes_inside(int64_t c, int64_t begin, int64_t end) {
   return (numbers >= static_cast<int32_t>(begin - c)) & (numbers < static_cast<int32_t>(end - c));
 }
 
-// The logits of the keys that a row sees, from their products with the query; returns the largest.
-float finish_logits(const SoftmaxAttention& p, const float* bias, int64_t position, const Span& span, float* logits) {
-  Vec top = splat(kNoKey);
-  const int64_t begin = span.begin - span.first, end = span.end - span.first;
-  for (int64_t c = begin / kLanes * kLanes; c < end; c += kLanes) {
+// The logits of the keys that a row sees, from their products with the query.
+void finish_logits(const SoftmaxAttention& p, const float* bias, int64_t position, const Span& span, float* logits) {
+  for (int64_t c = (span.begin - span.first) / kLanes * kLanes; c < span.end - span.first; c += kLanes) {
     Vec x = load(logits + c);
     if (p.softcap > 0) x = p.softcap * tanh(x / p.softcap);
     if (bias)
@@ -178,51 +112,44 @@ float finish_logits(const SoftmaxAttention& p, const float* bias, int64_t positi
         const int64_t distance = span.first + c + i - position;
         x[i] += bias[max(-p.bias_reach, min(distance, p.bias_reach)) + p.bias_reach];
       }
-    if (p.softcap > 0 || bias) store(logits + c, x);
-    if (c < begin || c + kLanes > end) x = lanes_inside(c, begin, end) ? x : splat(kNoKey);
-    top = raised_by(top, x);
+    store(logits + c, x);
   }
-  return max_lanes(top);
 }
 
-// The logits become weights relative to `top`, 0 for keys that the row does not see; returns their sum.
-float weigh(float top, const Span& span, float* logits) {
-  Vec total{};
-  const int64_t begin = span.begin - span.first, end = span.end - span.first, width = round_up(span.count, kLanes);
-  int64_t c = 0;
-  for (; c + kLanes <= begin; c += kLanes) store(logits + c, Vec{});
-  for (; c < end; c += kLanes) {
-    Vec weight = exp(load(logits + c) - top);
-    if (c < begin || c + kLanes > end) weight = lanes_inside(c, begin, end) ? weight : Vec{};
-    store(logits + c, weight);
-    total += weight;
-  }
-  for (; c < width; c += kLanes) store(logits + c, Vec{});
-  return sum_lanes(total);
-}
-
-// Packs the tile that begins with key `first`.
-template <class T>
-void pack_tile(const SoftmaxAttention& p, const Sizes& sizes, int64_t document, int64_t kv_head, int64_t first,
-               const Packed& packed, float* rotated) {
-  const int64_t key_stride = sizes.key.stride, value_stride = sizes.value.stride;
-  const int64_t count = packed.tile_keys(first), row = document * sizes.keys + first;
-  const T* key = static_cast<const T*>(p.key) + row * key_stride + kv_head * sizes.width;
-  const T* value = static_cast<const T*>(p.value) + row * value_stride + kv_head * sizes.value_width;
-  for (int64_t u = 0; u < count; u += kPanel) {
-    const int64_t in_panel = min(kPanel, count - u);
-    float* panel = packed.keys_at(sizes, first + u);
-    if (p.cos_cache) {
-      for (int64_t i = 0; i < in_panel; ++i) {
-        prefetch(key + (u + i + kPrefetchRows) * key_stride);
-        rotate(p, key + (u + i) * key_stride, sizes.width, first + u + i, rotated + i * sizes.row);
-      }
-      pack_keys(rotated, sizes.row, sizes.width, in_panel, panel);
-    } else {
-      pack_keys(key + u * key_stride, key_stride, sizes.width, in_panel, panel);
+// The largest logit of the keys that a row sees.
+float largest_logit(const Span& span, const float* logits) {
+  Vec tops[kTileVectors] = {splat(kNoKey), splat(kNoKey)};
+  const int64_t begin = span.begin - span.first, end = span.end - span.first;
+  for (int64_t c = begin / kPanel * kPanel; c < end; c += kPanel) {
+    const bool is_inside = c >= begin && c + kPanel <= end;
+    for (int v = 0; v < kTileVectors; ++v) {
+      const Vec x = load(logits + c + v * kLanes);
+      const Vec seen = is_inside ? x : lanes_inside(c + v * kLanes, begin, end) ? x : splat(kNoKey);
+      tops[v] = raised_by(tops[v], seen);
     }
   }
-  pack_values(value, value_stride, sizes, count, packed.tile_at(sizes, first));
+  return max_lanes(raised_by(tops[0], tops[1]));
+}
+
+// The weights relative to `top` of the logits of a row, encoded; 0 for keys that it does not see, up to `width`, which is
+// a multiple of kPanel. Returns their sum.
+template <class Product>
+float weigh(float top, const Span& span, int64_t width, const float* logits, float* words) {
+  Vec totals[kTileVectors] = {};
+  const int64_t begin = span.begin - span.first, end = span.end - span.first;
+  const Vec none[kTileVectors] = {};
+  int64_t c = 0;
+  for (; c + kPanel <= begin; c += kPanel) Product::encode_panel(none, c, words);
+  for (; c < end; c += kPanel) {
+    Vec weights[kTileVectors];
+    for (int v = 0; v < kTileVectors; ++v) weights[v] = exp(load(logits + c + v * kLanes) - top);
+    if (c < begin || c + kPanel > end)
+      for (int v = 0; v < kTileVectors; ++v) weights[v] = lanes_inside(c + v * kLanes, begin, end) ? weights[v] : Vec{};
+    Product::encode_panel(weights, c, words);
+    for (int v = 0; v < kTileVectors; ++v) totals[v] += weights[v];
+  }
+  for (; c < width; c += kPanel) Product::encode_panel(none, c, words);
+  return sum_lanes(totals[0] + totals[1]);
 }
 
 // The first key that queries from `first` on see, and the end of those that queries before `end` see.
@@ -242,11 +169,11 @@ struct Shared {
 };
 
 // A block of queries of the heads that share one key and value.
-template <class T>
+template <class Product, class T>
 class Block {
  public:
-  Block(const Shared& shared, const Packed& packed, int64_t document, int64_t kv_head, int64_t first, int64_t tokens,
-        float* memory)
+  Block(const Shared& shared, const PackedKeys<Product>& packed, int64_t document, int64_t kv_head, int64_t first,
+        int64_t tokens, float* memory)
       : shared_(shared),
         packed_(packed),
         p_(shared.p),
@@ -257,13 +184,13 @@ class Block {
         tokens_(tokens),
         count_(tokens_ * sizes_.group),
         rows_(memory, sizes_),
-        rotated_(memory + TaskRows::floats(sizes_)) {}
+        rotated_(memory + TaskRows<Product>::floats(sizes_)) {}
 
   void run(const Output<T>& output) {
     start();
     const int64_t end = last_key(p_, document_, first_ + tokens_);
     for (int64_t u = first_key(p_, first_) / kPanel * kPanel, next; u < end; u = next) {
-      next = min(end, (u / kTileKeys + 1) * kTileKeys);
+      next = min(end, (u / kTile + 1) * kTile);
       multiply_keys(u, next - u);
       weigh_tile(u, next - u);
       add_values(u, next - u);
@@ -273,6 +200,10 @@ class Block {
   }
 
  private:
+  using Left = LeftRows<Product>;
+  using Rows = TaskRows<Product>;
+  static constexpr int64_t kTile = kTileKeys<Product>;
+
   int64_t token_of(int64_t row) const { return first_ + row % tokens_; }
   int64_t position_of(int64_t row) const { return token_of(row) + p_.query_start; }
   int64_t head_of(int64_t row) const { return kv_head_ * sizes_.group + row / tokens_; }
@@ -284,13 +215,13 @@ class Block {
     const Left left(rows_.queries, count_);
     for (int64_t r = 0; r < count_; ++r) {
       const T* row = query + (document_ * p_.tokens + token_of(r)) * p_.channels + head_of(r) * sizes_.width;
-      if (p_.cos_cache) {
-        prefetch(row + kPrefetchRows * p_.channels);
+      prefetch(row + kPrefetchRows * p_.channels);
+      if (p_.cos_cache)
         rotate(p_, row, sizes_.width, position_of(r), rotated_);
-        set_query(left, r, rotated_, sizes_.row, scale);
-      } else {
-        set_query(left, r, row, p_.channels, scale);
-      }
+      else
+        copy(row);
+      for (int64_t c = 0; c < sizes_.width; c += kLanes) store(rotated_ + c, load(rotated_ + c) * scale);
+      left.set(r, rotated_, sizes_.width);
       // A sink is a key that was seen before all others, and has the value 0.
       rows_.largest[r] = sink ? sink[head_of(r)] : kNoKey;
       rows_.totals[r] = sink ? 1.0f : 0.0f;
@@ -298,29 +229,20 @@ class Block {
     zero(rows_.sums, count_ * rows_.columns);
   }
 
-  template <class From>
-  void set_query(const Left& left, int64_t r, const From* row, int64_t stride, float scale) {
-    for (int64_t chunk = 0; chunk < sizes_.chunks; ++chunk) {
-      float* words = left.words(chunk, r);
-      const int64_t channels = min(Left::kChunk, sizes_.width - chunk * Left::kChunk);
-      for (int64_t c = 0; c < channels; c += kLanes) {
-        prefetch(row + kPrefetchRows * stride + chunk * Left::kChunk + c);
-        store(words + c, load(row + chunk * Left::kChunk + c, channels - c) * scale);
-      }
-    }
+  void copy(const T* row) {
+    for (int64_t c = 0; c < sizes_.width; c += kLanes) store(rotated_ + c, load(row + c, sizes_.width - c));
   }
 
   // The products of the queries with keys [first, first + count).
   void multiply_keys(int64_t first, int64_t count) {
-    const float* keys = packed_.keys_at(sizes_, first);
     const Left left(rows_.queries, count_);
-    for (int64_t chunk = 0; chunk < sizes_.chunks; ++chunk) {
-      const int64_t done = chunk * Left::kChunk, channels = min(Left::kChunk, sizes_.width - done);
+    for (int64_t chunk = 0; chunk * Left::kChunk < sizes_.width; ++chunk) {
+      const int64_t steps = steps_of<Product>(min(Left::kChunk, sizes_.width - chunk * Left::kChunk));
       const auto panel_at = [&](int64_t i) AFT_LAMBDA_INLINE {
-        return Panel<Product>{keys + i * kPanel * sizes_.width + done * kPanel, channels, i * kPanel, nullptr, nullptr};
+        return Panel<Product>{packed_.panel_at(first + i * kPanel, chunk), steps, i * kPanel, nullptr, nullptr};
       };
       const auto sink = [&](int64_t row, int64_t column, const Vec(&sums)[kTileVectors]) AFT_LAMBDA_INLINE {
-        float* logits = rows_.weights + row * Left::kPitch + column;
+        float* logits = rows_.logits + row * Rows::kPitch + column;
         for (int v = 0; v < kTileVectors; ++v)
           store(logits + v * kLanes, chunk ? load(logits + v * kLanes) + sums[v] : sums[v]);
       };
@@ -329,22 +251,23 @@ class Block {
   }
 
   void weigh_tile(int64_t first, int64_t count) {
-    const int64_t length = key_length_of(p_, document_);
+    const int64_t length = key_length_of(p_, document_), width = round_up(count, kPanel);
     for (int64_t r = 0; r < count_; ++r) {
       const int64_t position = position_of(r);
-      float* logits = rows_.weights + r * Left::kPitch;
+      float *logits = rows_.logits + r * Rows::kPitch, *words = rows_.weights + r * Left::kPitch;
       Span span{first, count, first, min(first + count, length)};
       if (p_.window_left >= 0) span.begin = max(first, position - p_.window_left);
       if (p_.window_right >= 0) span.end = min(span.end, position + p_.window_right + 1);
       if (span.begin >= span.end) {
-        zero(logits, round_up(count, kLanes));
+        zero(words, width / Product::kPerWord);
         continue;
       }
       const float* bias = shared_.bias ? shared_.bias + head_of(r) * (2 * p_.bias_reach + 1) : nullptr;
       const float before = rows_.largest[r];
-      const float in_tile = finish_logits(p_, bias, position, span, logits);
+      if (p_.softcap > 0 || bias) finish_logits(p_, bias, position, span, logits);
+      const float in_tile = largest_logit(span, logits);
       const float top = in_tile > before ? in_tile : before;
-      const float total = weigh(top, span, logits);
+      const float total = weigh<Product>(top, span, width, logits, words);
       rows_.largest[r] = top;
       if (top > before) {
         const Vec kept = exp(splat(before - top));
@@ -358,16 +281,16 @@ class Block {
 
   // Adds the weighted values of a tile to the sums.
   void add_values(int64_t first, int64_t count) {
-    const int64_t height = packed_.tile_keys(first);
-    const float* words = packed_.tile_at(sizes_, first) + first % kTileKeys * kPanel;
+    const int64_t height = steps_of<Product>(packed_.tile_keys(first)), steps = steps_of<Product>(count);
+    const float* words = packed_.tile_at(first) + first % kTile / Product::kPerWord * kPanel;
     const auto panel_at = [&](int64_t i) AFT_LAMBDA_INLINE {
-      return Panel<Product>{words + i * height * kPanel, count, i * kPanel, nullptr, nullptr};
+      return Panel<Product>{words + i * height * kPanel, steps, i * kPanel, nullptr, nullptr};
     };
     const auto sink = [&](int64_t row, int64_t column, const Vec(&sums)[kTileVectors]) AFT_LAMBDA_INLINE {
       float* to = rows_.sums + row * rows_.columns + column;
       for (int v = 0; v < kTileVectors; ++v) store(to + v * kLanes, load(to + v * kLanes) + sums[v]);
     };
-    multiply_panels<Product>(rows_.weights, count_, sizes_.value_columns / kPanel, panel_at, sink);
+    multiply_panels<Product>(rows_.weights, count_, rows_.columns / kPanel, panel_at, sink);
   }
 
   void write(const Output<T>& output) {
@@ -388,25 +311,25 @@ class Block {
   }
 
   const Shared& shared_;
-  const Packed& packed_;
+  const PackedKeys<Product>& packed_;
   const SoftmaxAttention& p_;
   const Sizes& sizes_;
   int64_t document_, kv_head_, first_, tokens_, count_;
-  TaskRows rows_;
+  Rows rows_;
   float* rotated_;
 };
 
 // Attends the queries [first, end) of the heads that share one key and value.
-template <class T>
-void attend(const Shared& shared, const Packed& packed, int64_t document, int64_t kv_head, int64_t first, int64_t end,
-            float* memory) {
+template <class Product, class T>
+void attend(const Shared& shared, const PackedKeys<Product>& packed, int64_t document, int64_t kv_head, int64_t first,
+            int64_t end, float* memory) {
   const SoftmaxAttention& p = shared.p;
   const Sizes& sizes = shared.sizes;
   const HeadShape& shape = sizes.output;
   const Output<T> output(p.output, p.batch * p.tokens * shape.stride, shape.width);
   const int64_t length = min(length_of(p, document), end);
   for (int64_t t = first; t < length; t += sizes.block_tokens)
-    Block<T>(shared, packed, document, kv_head, t, min(sizes.block_tokens, length - t), memory).run(output);
+    Block<Product, T>(shared, packed, document, kv_head, t, min(sizes.block_tokens, length - t), memory).run(output);
   clear_rows(shape, output, document * p.tokens, max(first, length), end, kv_head * sizes.group, sizes.group);
   if (p.log_sum)
     for (int64_t t = max(first, length); t < end; ++t)
@@ -416,47 +339,50 @@ void attend(const Shared& shared, const Packed& packed, int64_t document, int64_
 }
 
 // All keys are packed first, for every task.
-template <class T>
+template <class Product, class T>
 void attend_all(const Shared& shared, const Parallel& parallel) {
   const SoftmaxAttention& p = shared.p;
   const Sizes& sizes = shared.sizes;
-  const int64_t heads = sizes.kv_heads, floats = Packed::floats(sizes, sizes.keys);
+  constexpr int64_t kTile = kTileKeys<Product>;
+  const int64_t heads = sizes.kv_heads, floats = PackedKeys<Product>::floats(sizes.packed, sizes.keys);
   const Scratch memory(p.batch * heads * floats);
   const auto packed = [&](int64_t b, int64_t head) {
-    return Packed(sizes, memory.data() + (b * heads + head) * floats, 0, key_length_of(p, b));
+    return PackedKeys<Product>(sizes.packed, memory.data() + (b * heads + head) * floats, 0, key_length_of(p, b));
   };
-  const int64_t tiles = ceil_div(sizes.keys, kTileKeys), blocks = ceil_div(p.tokens, sizes.block_tokens);
+  const int64_t tiles = ceil_div(sizes.keys, kTile), blocks = ceil_div(p.tokens, sizes.block_tokens);
   parallel_for(parallel, p.batch * heads * tiles, [&](int64_t task) {
-    const int64_t b = task / tiles / heads, head = task / tiles % heads, first = task % tiles * kTileKeys;
+    const int64_t b = task / tiles / heads, head = task / tiles % heads, first = task % tiles * kTile;
     if (first < key_length_of(p, b))
-      pack_tile<T>(p, sizes, b, head, first, packed(b, head), task_memory(sizes.rotation_floats()));
+      pack_tile<Product, T>(p, sizes.packed, b, head, first, packed(b, head), task_memory(sizes.rotation_floats()));
   });
   parallel_for(parallel, p.batch * heads * blocks, [&](int64_t task) {
     const int64_t b = task / blocks / heads, head = task / blocks % heads, first = task % blocks * sizes.block_tokens;
-    attend<T>(shared, packed(b, head), b, head, first, min(p.tokens, first + sizes.block_tokens),
-              task_memory(TaskRows::floats(sizes) + sizes.rotation_floats()));
+    attend<Product, T>(shared, packed(b, head), b, head, first, min(p.tokens, first + sizes.block_tokens),
+                       task_memory(TaskRows<Product>::floats(sizes) + sizes.rotation_floats()));
   });
 }
 
 // Each task packs the keys of a strip of queries, in memory that stays in the thread's cache. Keys near the border of two
 // strips are packed twice.
-template <class T>
+template <class Product, class T>
 void attend_in_strips(const Shared& shared, const Parallel& parallel) {
   const SoftmaxAttention& p = shared.p;
   const Sizes& sizes = shared.sizes;
+  constexpr int64_t kTile = kTileKeys<Product>;
   const int64_t heads = sizes.kv_heads, strips = ceil_div(p.tokens, kStripTokens);
-  const int64_t most = min(sizes.keys, kStripTokens + p.window_left + p.window_right + kTileKeys);
+  const int64_t most = min(sizes.keys, kStripTokens + p.window_left + p.window_right + kTile);
   parallel_for(parallel, p.batch * heads * strips, [&](int64_t task) {
     // The heads of a strip follow each other: their rows share pages of memory.
     const int64_t b = task / heads / strips, first = task / heads % strips * kStripTokens, head = task % heads;
     const int64_t end = min(p.tokens, first + kStripTokens);
-    const int64_t last = last_key(p, b, end), begin = min(first_key(p, first), last) / kTileKeys * kTileKeys;
-    float* memory = task_memory(Packed::floats(sizes, most) + TaskRows::floats(sizes) + sizes.rotation_floats());
-    float* rows = memory + Packed::floats(sizes, most);
-    const Packed packed(sizes, memory, begin, last);
-    for (int64_t u = begin; u < last; u += kTileKeys)
-      pack_tile<T>(p, sizes, b, head, u, packed, rows + TaskRows::floats(sizes));
-    attend<T>(shared, packed, b, head, first, end, rows);
+    const int64_t last = last_key(p, b, end), begin = min(first_key(p, first), last) / kTile * kTile;
+    float* memory = task_memory(PackedKeys<Product>::floats(sizes.packed, most) + TaskRows<Product>::floats(sizes) +
+                                sizes.rotation_floats());
+    float* rows = memory + PackedKeys<Product>::floats(sizes.packed, most);
+    const PackedKeys<Product> packed(sizes.packed, memory, begin, last);
+    for (int64_t u = begin; u < last; u += kTile)
+      pack_tile<Product, T>(p, sizes.packed, b, head, u, packed, rows + TaskRows<Product>::floats(sizes));
+    attend<Product, T>(shared, packed, b, head, first, end, rows);
   });
 }
 
@@ -474,17 +400,20 @@ const float* widened(const void* tensor, int64_t count, float* memory) {
 void softmax_attention(const SoftmaxAttention& p, const Parallel& parallel) {
   const Sizes sizes(p);
   const int64_t biases = p.bias ? sizes.heads * (2 * p.bias_reach + 1) : 0;
-  const bool is_narrow =
-      p.window_left >= 0 && p.window_right >= 0 && p.window_left + p.window_right <= 2 * kStripTokens;
   const Scratch beside(sizes.heads + biases);
   with_element(p.element, [&](auto element) {
     using T = decltype(element);
     const Shared shared{p, sizes, widened<T>(p.sink, sizes.heads, beside.data()),
                         widened<T>(p.bias, biases, beside.data() + sizes.heads)};
-    if (is_narrow)
-      attend_in_strips<T>(shared, parallel);
-    else
-      attend_all<T>(shared, parallel);
+    with_method(float_method(p.methods), [&](auto product) {
+      using Product = decltype(product);
+      if constexpr (Product::kScaled)
+        __builtin_trap();
+      else if (is_narrow(p))
+        attend_in_strips<Product, T>(shared, parallel);
+      else
+        attend_all<Product, T>(shared, parallel);
+    });
   });
 }
 

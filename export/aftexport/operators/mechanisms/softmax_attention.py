@@ -56,9 +56,9 @@ SOFTCAP = Attribute("softcap", 0.0, "Bound c of the scaled products: c tanh(x / 
 PRECISION = Attribute(
     "precision",
     "fp32",
-    "Precision of both products: fp32; bf16, with operands rounded to bfloat16; int8, with rows "
-    "and columns quantized to 8 bits where errors allow it. Everything else is float32. The "
-    "portable body computes in float32.",
+    "Precision of both products: fp32; bf16, with operands rounded to bfloat16 and sums in "
+    "float32; int8 means bf16, since whole numbers lose small weights. The portable body computes "
+    "in float32.",
 )
 
 

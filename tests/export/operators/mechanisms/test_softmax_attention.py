@@ -18,12 +18,14 @@ from oracles.softmax_attention import softmax_attention
 
 import aftplugins
 from aftexport.capture.capture import capture
+from aftexport.engines.product_methods import usable_methods
 from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.operators.schema import INTEGER_INPUTS
 from aftexport.operators.torch_ops import SINGLE_OPERATORS
 from aftexport.parity import TOLERANCES
+from aftplugins.methods import METHOD_VARIABLE
 
 from . import peak_memory
 
@@ -220,9 +222,14 @@ def kernel_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
     )
 
 
-def run_kernel(form: Form, inputs: Arrays, *, log_sum: bool = True) -> Results:
+def run_kernel(
+    form: Form, inputs: Arrays, *, precision: str = "fp32", log_sum: bool = True
+) -> Results:
     """Run the fused CPU kernel."""
-    return tuple(kernel_session(model_of(form, inputs, log_sum=log_sum)).run(None, inputs))
+    model = onnx.ModelProto()
+    model.CopyFrom(model_of(form, inputs, log_sum=log_sum))
+    model.graph.node[0].attribute.append(onnx.helper.make_attribute("precision", precision))
+    return tuple(kernel_session(model).run(None, inputs))
 
 
 def counted_error(results: Results, expected: Results, lengths: np.ndarray) -> float:
@@ -289,6 +296,33 @@ def test_kernel_equals_formula(form: Form, tokens: int, dtype: str) -> None:
     inputs = draw(form, tokens, dtype)
     formula = run_torch(form, typed(inputs, "float64"))
     assert counted_error(run_kernel(form, inputs), formula, inputs["lengths"]) < BOUND[dtype]
+
+
+@needs_kernels
+@pytest.mark.table(keep=0.3, by=lambda tokens, method, **_: (tokens, method))
+@pytest.mark.parametrize("tokens", [1, 128, 300])
+@pytest.mark.parametrize("method", usable_methods("int8"))
+@every_form
+def test_reduced_products_keep_bound(
+    form: Form, tokens: int, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(METHOD_VARIABLE, method)
+    inputs = draw(form, tokens)
+    formula = run_torch(form, typed(inputs, "float64"))
+    results = run_kernel(form, inputs, precision="int8")
+    assert counted_error(results, formula, inputs["lengths"]) < TOLERANCES["bf16"].bound
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "method", sorted({"bf16", "amx_bf16"}.intersection(usable_methods("bf16")))
+)
+def test_precision_chooses_products(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(METHOD_VARIABLE, method)
+    inputs = draw(FORMS[0], 40)
+    exact, *rounded = (run_kernel(FORMS[0], inputs, precision=p) for p in ("fp32", "bf16", "int8"))
+    for results in rounded:
+        assert counted_error(results, exact, inputs["lengths"]) > 1e-4
 
 
 @needs_kernels
@@ -443,6 +477,16 @@ class Module(torch.nn.Module):
         again, log_sum = torch.ops.aftexport.softmax_attention(output, x, x, *rest)
         result: torch.Tensor = (again + log_sum[..., :1])[:, 0]
         return result
+
+
+@pytest.mark.parametrize(
+    ("precision", "chosen"),
+    [("fp32", b"fp32"), ("fp16", b"fp32"), ("bf16", b"bf16"), ("int8", b"bf16")],
+)
+def test_products_follow_precision(precision: str, chosen: bytes) -> None:
+    model = finish(lower(capture(Module().eval())), precision=precision)
+    nodes = [n for n in model.graph.node if n.op_type.startswith("SoftmaxAttention")]
+    assert [a.s for n in nodes for a in n.attribute if a.name == "precision"] == [chosen] * 2
 
 
 def test_unused_log_sum_is_dropped() -> None:
