@@ -11,6 +11,7 @@ import onnx
 import onnx.inliner
 import torch
 from numpy.typing import NDArray
+from stock_attention import use_stock_attention
 
 from aftexport.capture.capture import capture
 from aftexport.lowering.finish import finish
@@ -91,6 +92,7 @@ def _model(mechanism: str, dim: int, max_length: int | None) -> Model:
         max_length=max_length,
     )  # fmt: skip
     module = DocumentClassifier(config).eval()
+    use_stock_attention(module)
     for part in module.modules():
         if callable(fold := getattr(part, "fold", None)):
             fold()

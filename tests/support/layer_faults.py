@@ -8,6 +8,7 @@ import onnx
 import torch
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
+from stock_attention import use_stock_attention
 from torch import Tensor, nn
 
 from aftexport.nn import ClassifierConfig, EncoderLayer
@@ -199,6 +200,7 @@ class Mixed(nn.Module):
         torch.manual_seed(seed)
         self.embedding = nn.Embedding(VOCABULARY, DIM)
         self.layers = nn.ModuleList(EncoderLayer(config(name)) for name in MECHANISMS)
+        use_stock_attention(self)
         self.norm = nn.LayerNorm(DIM)
         self.pooling = MeanPooling()
         self.head = nn.Linear(DIM, LABELS)

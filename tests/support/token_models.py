@@ -126,7 +126,9 @@ class Softmax:
     turned: int = 0  # channels of a head that are rotated by their positions
     positions: int = 512
     interleaved: bool = False
-    is_sliced: bool = False  # whether the model reads the first rows of the positions
+    # whether the model reads the first rows of a table, or computes them for its positions
+    is_sliced: bool = False
+    is_computed: bool = False
     has_sink: bool = False
     reach: int | None = None  # distances with a bias of their own
     softcap: float = 0.0
@@ -145,7 +147,8 @@ class SoftmaxLayer(nn.Module):
         reach = settings.reach
         self.bias = None if reach is None else nn.Parameter(torch.randn(2, 2 * reach + 1))
         pairs = torch.arange(settings.turned // 2)
-        angles = torch.arange(settings.positions)[:, None] * 100.0 ** (-pairs / max(len(pairs), 1))
+        self.register_buffer("frequencies", 100.0 ** (-pairs / max(len(pairs), 1)))
+        angles = torch.arange(settings.positions)[:, None] * self.frequencies
         self.register_buffer("cos", angles.cos())
         self.register_buffer("sin", angles.sin())
 
@@ -154,11 +157,28 @@ class SoftmaxLayer(nn.Module):
         caches = (self.cos, self.sin) if own.turned else (None, None)
         if own.is_sliced:
             caches = (self.cos[: x.shape[1]], self.sin[: x.shape[1]])
+        if own.is_computed:
+            caches = self.rows(x.shape[1])
+        query = self.query(x)
+        if own.is_computed:  # channels in another order
+            query = torch.cat((query[..., 8:], query[..., :8]), -1)
+            query = query.index_select(2, torch.tensor([*range(8, 16), *range(8)]))
         attended = torch.ops.aftexport.softmax_attention(
-            self.query(x), self.key(x), self.value(x), self.sink, self.bias, lengths, 2, 0.0,
+            query, self.key(x), self.value(x), self.sink, self.bias, lengths, 2, 0.0,
             own.left, own.right, own.softcap, own.kv_heads, int(own.interleaved), None, *caches,
         )  # fmt: skip
         return x + self.output(attended[0])
+
+    def rows(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines as models of transformers compute them."""
+        places = torch.arange(tokens)[None].to(self.frequencies.dtype)
+        angles = (self.frequencies[None, :, None] @ places[:, None, :]).transpose(1, 2)
+        doubled, half = torch.cat((angles, angles), -1), len(self.frequencies)
+        cos, sin = (
+            (turned * 1.0)[..., :half].reshape(-1, half)
+            for turned in (doubled.cos(), doubled.sin())
+        )
+        return cos, sin
 
 
 class Hybrid(TopicAndTags):

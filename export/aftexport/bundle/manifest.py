@@ -109,8 +109,8 @@ class ChunkedPlan(StrictModel):
     documents: tuple[str, ...]  # names of the outputs per document
     tokens: dict[str, Count]  # each output per token, with its width
     tokens_use_last_stage: bool  # whether the outputs per token need the last stage's own results
-    # length at which pairs of tokens take about as long as products with weights; None if no stage
-    # attends to all keys
+    # length at which pairs of tokens take as many multiply-adds as products with weights; None if
+    # no stage attends to all keys
     quadratic_tokens: Count | None = None
 
     @property

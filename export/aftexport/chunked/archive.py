@@ -193,12 +193,8 @@ def _attended_width(node: ir.Node) -> int:
     return query + 2 * (key + value) + 2 * attended + products
 
 
-_PAIR_FACTOR = 2
-"""The time of a multiply-add of an attention over that of a product: exponentials, no int8."""
-
-
 def _quadratic_tokens(graph: ir.Graph) -> int | None:
-    """Return the length at which pairs of tokens take as long as products with weights."""
+    """Return the length at which pairs of tokens take as many multiply-adds as the weights."""
     constants = constants_of(graph)
     weights, pairs = 0, 0.0
     for node in graph:
@@ -208,7 +204,7 @@ def _quadratic_tokens(graph: ir.Graph) -> int | None:
             query, _, _, attended = widths_of_softmax(node)
             is_causal = node.attributes.get_int("window_right", -1) >= 0
             pairs += (query + attended) / (2 if is_causal else 1)
-    return max(1, round(weights / (_PAIR_FACTOR * pairs))) if pairs else None
+    return max(1, round(weights / pairs)) if pairs else None
 
 
 def _partition(model: ir.Model, summed: str | None = None) -> _Partition:

@@ -51,6 +51,7 @@ class GraphParts:
         self.main = str(main_input_of(graph).name)
         self._count_by_lengths()
         self._shift_position_embeddings()
+        self._shift_angles()
         self.given = names_of(graph.inputs)
         self.nodes = list(graph)
         values = (v for node in self.nodes for v in node.outputs)
@@ -85,6 +86,21 @@ class GraphParts:
                 for added in new.nodes:
                     self.kinds[str(added.outputs[0].name)] = Kind.POSITIONS
         self.kinds[FIRST_POSITION] = Kind.POSITIONS
+
+    def _shift_angles(self) -> None:
+        """Compute angles from the position of the chunk's first token on."""
+        for node in tuple(self._graph):
+            if self.kinds[str(node.outputs[0].name)] is not Kind.ANGLES:
+                continue
+            for place, positions in enumerate(node.inputs):
+                if positions is None or self.kinds[str(positions.name)] is not Kind.POSITIONS:
+                    continue
+                new = NewNodes(self._graph, "chunk")
+                like = new.add("CastLike", first_position(self._graph), positions)
+                node.replace_input_with(place, new.add("Add", positions, like))
+                self._graph.insert_before(node, new.nodes)
+                for added in new.nodes:
+                    self.kinds[str(added.outputs[0].name)] = Kind.POSITIONS
 
     def subgraph(self, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Graph:
         """Return the graph that computes ``outputs``, with the needed ones of ``inputs``."""

@@ -47,6 +47,8 @@ class Kind(Enum):
     """The position of every token, from 0."""
     POSITION_EMBEDDING = auto()
     """A row of learned constants for each position, ``[T, C]`` or ``[1, T, C]``."""
+    ANGLES = auto()
+    """Numbers computed from each position, in any layout, for the rotation by softmax attention."""
     MASK = auto()
     """A mask of the document's own positions, without padding, ``[B, T, ...]``."""
     TOKENS = auto()
@@ -186,7 +188,9 @@ def inputs_of_softmax(node: ir.Node) -> Mapping[str, str]:
 
 _OF_SOFTMAX = {
     **dict.fromkeys(("sink", "bias"), (Kind.CONSTANT,)),
-    **dict.fromkeys(("cos_cache", "sin_cache"), (Kind.CONSTANT, Kind.POSITION_EMBEDDING)),
+    **dict.fromkeys(
+        ("cos_cache", "sin_cache"), (Kind.CONSTANT, Kind.POSITION_EMBEDDING, Kind.ANGLES)
+    ),
 }
 """The kinds that further inputs of a softmax attention may have."""
 
@@ -246,6 +250,8 @@ def _positions(step: Step) -> Kind | None:
         return None
     if node.op_type in ("Cast", "Unsqueeze"):
         return Kind.POSITIONS
+    if node.op_type in ("Mul", "MatMul") and step.operands == {Kind.POSITIONS, Kind.CONSTANT}:
+        return Kind.ANGLES
     pair = [step.kinds[name] for name in step.inputs]
     if node.op_type in ("Greater", "LessOrEqual"):
         pair.reverse()
@@ -255,6 +261,21 @@ def _positions(step: Step) -> Kind | None:
     if pair != [Kind.POSITIONS, Kind.LENGTH]:
         raise refused(node, "uses the positions of tokens")
     return Kind.MASK
+
+
+_OF_ANGLES = frozenset((
+    "Cast", "Concat", "Cos", "Div", "Gather", "Identity", "Mul", "Neg", "Reshape", "Sin", "Slice",
+    "Squeeze", "Transpose", "Unsqueeze",
+))  # fmt: skip
+"""Operators that compute each position's numbers of an angle separately."""
+
+
+def _angles(step: Step) -> Kind | None:
+    if Kind.ANGLES not in step.operands:
+        return None
+    if step.node.op_type in _OF_ANGLES and step.operands <= {Kind.ANGLES, Kind.CONSTANT}:
+        return Kind.ANGLES
+    raise refused(step.node, "uses the positions of tokens")
 
 
 def is_position_embedding(
@@ -411,6 +432,7 @@ _RULES: tuple[Callable[[Step], Kind | None], ...] = (
     _layout,
     _position_embedding,
     _positions,
+    _angles,
     _size,
     _given,
     _combined,
@@ -475,16 +497,28 @@ def _acts_on_each_token(step: Step) -> bool:
                 3 if kinds[step.inputs[1]] in OF_DOCUMENT else 2
             ]
             return is_matrix and _is_of_tokens(step, step.inputs[0])
+        case "Gather" if is_of_channels:
+            return _is_of_tokens(step, step.inputs[0]) and step.inputs[1] in step.constants
         case "Gather":
             return kinds[step.inputs[0]] is Kind.CONSTANT and axis in (None, 0)
         case "Concat":
             return is_of_channels and not shared
         case "Split":
             return is_of_channels and len(shared) == len(step.inputs) - 1
+        case "Slice":
+            return not is_flat and _is_of_last_axis(step, rank)
         case _ if node.op_type in _LAST_AXIS:
             return (axis is None and not is_flat) or is_of_channels
         case _:
             return not is_flat and is_reduction_over_channels(node, step.constants, rank)
+
+
+def _is_of_last_axis(step: Step, rank: int) -> bool:
+    """Return whether a Slice takes constant channels of ``rank`` axes."""
+    bounds = step.inputs[1:]
+    if len(bounds) < 3 or any(name and name not in step.constants for name in bounds):
+        return False
+    return step.constants[bounds[2]].tolist() in ([-1], [rank - 1])
 
 
 def _is_of_heads(step: Step) -> bool:

@@ -52,6 +52,7 @@ class CostModel:
 
     Between two measured lengths the prediction is linear. Past the longest it grows linearly, or
     with the power that the long documents show if that is clearly greater: AFT-full is quadratic.
+    Softmax attention is quadratic too, but most of the time of its measured lengths may be linear.
     """
 
     def __init__(
@@ -64,10 +65,13 @@ class CostModel:
         *,
         chunk_tokens: int = 1,
         min_power: float = 1.0,  # of the length, past the longest measured one
+        # length at which the pairs of tokens take as long as the products; None without pairs
+        quadratic_tokens: int | None = None,
     ) -> None:
         self._in_chunks = in_chunks
         self._whole_tokens = whole_tokens
         self._chunk_tokens = chunk_tokens
+        self._quadratic_tokens = quadratic_tokens
         self.measurements = sorted(measurements, key=lambda m: (m.documents, m.tokens))
         self._curves: dict[int, list[Measurement]] = {}
         for measurement in self.measurements:
@@ -88,15 +92,25 @@ class CostModel:
             # A slow moment in the first measurement would make the slope too small.
             slope = max(slope, longest.seconds / longest.tokens)
             # A window may make chunks longer than the longest document that runs whole.
-            return one.seconds + slope * max(0, tokens - one.tokens)
+            linear = one.seconds + slope * max(0, tokens - one.tokens)
+            return linear * self._excess(tokens, two.tokens)
         chunks = -(-tokens // self._chunk_tokens)
-        return _UNMEASURED_CHUNK_FACTOR * chunks * self.whole(self._chunk_tokens)
+        linear = _UNMEASURED_CHUNK_FACTOR * chunks * self.whole(self._chunk_tokens)
+        return linear * self._excess(tokens, self._chunk_tokens)
+
+    def _excess(self, tokens: int, measured: int) -> float:
+        """Return the growth of the time of a token from a measured length to a longer one."""
+        if self._quadratic_tokens is None or tokens <= measured:
+            return 1.0
+        return (self._quadratic_tokens + tokens) / (self._quadratic_tokens + measured)
 
     def whole(self, tokens: int) -> float:
         """Return the seconds of one document in one run."""
         longest = self._curves[1][-1]
         if tokens > longest.tokens:
-            return float(longest.seconds * (tokens / longest.tokens) ** self._power)
+            ratio = tokens / longest.tokens
+            excess = ratio * self._excess(tokens, longest.tokens)
+            return float(longest.seconds * max(ratio**self._power, excess))
         return _interpolate(self._curves[1], tokens)
 
     def batch(self, documents: int, tokens: int) -> float:
@@ -206,6 +220,7 @@ class MeasuredRange:
     chunk_tokens: int | None = None  # None if no document runs in chunks
     min_chunk_tokens: int = 1
     max_chunked_tokens: int = 0
+    quadratic_tokens: int | None = None  # see ``CostModel``
     # Whether a run of a number of documents of a length fits the memory budget. It must not hold
     # the model.
     fits: Callable[[int, int], bool] = lambda documents, tokens: True
@@ -404,6 +419,7 @@ class _Plan:
             self._whole_tokens,
             chunk_tokens=self._limits.chunk_tokens or 1,
             min_power=min_power,
+            quadratic_tokens=self._limits.quadratic_tokens,
         )
 
 

@@ -314,6 +314,7 @@ def _measurement(
         chunk_tokens=chunked.chunk_tokens if chunked else None,
         min_chunk_tokens=chunked.in_chunks_of(1).chunk_tokens if chunked else 1,
         max_chunked_tokens=classifier.max_tokens,
+        quadratic_tokens=plan.quadratic_tokens if (plan := bundle.manifest.chunked) else None,
         **({"fits": fits} if fits else {}),
     )
     return CostMeasurement(run, limits)

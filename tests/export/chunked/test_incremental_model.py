@@ -14,12 +14,14 @@ import tiny_models
 import torch
 from calibrations import calibration
 from commands import run_python
+from rich.console import Console
 from token_models import document
 
 import aftexport
 from aftexport.bundle.bundle import MANIFEST, Bundle, write_manifest
 from aftexport.chunked.document_state import VERSION, DocumentState
 from aftexport.chunked.incremental_model import IncrementalModel, append_problem
+from aftexport.deploy.inspection import show_bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import InputError, UsageError
 from aftexport.extra_inputs import ExtraInput
@@ -32,15 +34,18 @@ MAX_TOKENS = 300
 HEAD_BYTES = 40
 
 
-@pytest.fixture(scope="module")
-def causal_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("causal")
+def exported(folder: Path, mechanism: str) -> Path:
     torch.manual_seed(3)
-    settings = {"mechanism": "aft_conv", "window": 4, "causal": True, "pooling": "attention"}
+    settings = {"mechanism": mechanism, "window": 4, "causal": True, "pooling": "attention"}
     model = DocumentClassifier(ClassifierConfig(**tiny_models.CONFIG | settings))
     aftexport.save(folder / "model.pt", model=model.eval(), labels=tiny_models.LABELS)
     export(folder / "model.pt", out=folder / "model.bundle", max_length=MAX_TOKENS)
     return folder / "model.bundle"
+
+
+@pytest.fixture(scope="module")
+def causal_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported(tmp_path_factory.mktemp("causal"), "aft_conv")
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +195,28 @@ def test_wrong_tokens_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         model.append(state, tokens)  # type: ignore[arg-type]
+
+
+def test_growing_state_is_told_and_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A causal softmax attention keeps all keys and values, of 16 channels each."""
+    bundle = exported(tmp_path, "dot_product_attention")
+    console = Console(record=True, width=200)
+    show_bundle(bundle, console)
+    shown = f"yes, with 0.125 KiB of state for each of at most {MAX_TOKENS} tokens"
+    assert shown in console.export_text()
+    model = IncrementalModel(bundle, threads=1)
+    assert model.token_state_bytes == 128
+    assert model.max_tokens == MAX_TOKENS
+    states = [model.append(None, document(tokens))[1] for tokens in (10, 60)]
+    assert states[1].nbytes - states[0].nbytes == 50 * 128
+    assert len(model.save(states[1])) <= model.max_state_bytes
+    assert model.load(model.save(states[1])).nbytes == states[1].nbytes
+    monkeypatch.setattr("aftexport.bundle.manifest.MAX_STATE", 32 * 65)
+    assert model.max_tokens == 65
+    reason = "at most 65 tokens, whose keys and values fill a state of 8,320 bytes, got 66"
+    with pytest.raises(InputError, match=reason):
+        model.append(states[1], [1] * 6)
+    model.append(states[1], [1] * 5)
 
 
 def test_threads_share_model(model: IncrementalModel) -> None:

@@ -162,10 +162,6 @@ def test_own_models_have_expected_kinds(mechanism: str) -> None:
     settings = {"mechanism": mechanism, "window": 3, "max_length": longest}
     model = DocumentClassifier(ClassifierConfig(**tiny_models.CONFIG | settings))
     lowered = rewrite_as_means(lower(capture(model, max_tokens=longest))).graph
-    if mechanism == "dot_product_attention":
-        with pytest.raises(NotChunkable):
-            classify(lowered)
-        return
     kinds = classify(lowered)
     assert kinds["logits"] is Kind.POOLED
     assert kinds["embedding"] is Kind.TOKENS

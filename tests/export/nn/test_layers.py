@@ -122,17 +122,18 @@ def test_a_folded_bias_is_a_constant(name: str) -> None:
         assert (parameter.grad is None) == (parameter_name in learned)
 
 
-@either_direction
-def test_dot_product_attention_is_the_transformers(causal: bool) -> None:
-    layer = make_layer("dot_product_attention", causal=causal)
+@pytest.mark.parametrize(("left", "right"), [(7, 7), (7, 0), (2, 1), (0, 3)])
+def test_dot_product_attention_is_the_transformers(left: int, right: int) -> None:
+    layer = make_layer("dot_product_attention", causal=not right)
     assert isinstance(layer, DotProductAttention)
+    layer.window_left, layer.window_right = (n if n < 7 else None for n in (left, right))
     x, lengths = documents(8, 8)
     heads = []
     for own in (slice(h, h + DIM // 3) for h in range(0, DIM, DIM // 3)):
         query, key, value = (f(x)[..., own] for f in (layer.query, layer.key, layer.value))
         logits = query @ key.transpose(1, 2) / (DIM // 3) ** 0.5
-        if causal:
-            logits = logits.masked_fill(torch.ones(8, 8).triu(1).bool(), -torch.inf)
+        outside = torch.ones(8, 8).tril(-left - 1) + torch.ones(8, 8).triu(right + 1)
+        logits = logits.masked_fill(outside.bool(), -torch.inf)
         heads.append(logits.softmax(2) @ value)
     expected = layer.output(torch.cat(heads, 2))
     assert (layer(x, lengths) - expected).abs().max() < 1e-9
@@ -147,6 +148,7 @@ def test_dot_product_attention_is_the_transformers(causal: bool) -> None:
         (lambda: AftFull(8, -1), "max_length must be at least 1, got -1"),
         (lambda: AftConv(8, 2, 0), "window must be at least 1, got 0"),
         (lambda: AftConv(8, 0, 3), "num_heads must be at least 1, got 0"),
+        (lambda: DotProductAttention(8, 2, window_left=-1), "window_left must be at least 0"),
         (lambda: Fastformer(8, 0), "num_heads must be at least 1, got 0"),
     ],
 )

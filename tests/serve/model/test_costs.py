@@ -55,6 +55,18 @@ IN_CHUNKS = [Measurement(1, 360, 0.01), Measurement(1, 720, 0.02)]
             128 + 256_000,
             3.4 + 500.0,
         ),
+        (costs_of((512, 1.0), (4096, 12.0), quadratic_tokens=4096), 12_288, 72.0),
+        (costs_of((64, 0.1), min_power=2.0, quadratic_tokens=64), 640, 10.0),
+        (
+            costs_of((1, 1e-3), chunk_tokens=2, whole_tokens=1, quadratic_tokens=2),
+            100,
+            4 * 50 * 1e-3 * (2 * 4 / 3) * (102 / 4),
+        ),
+        (
+            costs_of((1, 1e-6), in_chunks=IN_CHUNKS, whole_tokens=1, quadratic_tokens=720),
+            7200,
+            0.2 * 11 / 2,
+        ),
         (costs_of((1, 1e-3), in_chunks=IN_CHUNKS, whole_tokens=1), 2, 0.01),
         (costs_of((1, 1e-3), in_chunks=IN_CHUNKS, whole_tokens=1), 360, 0.01),  # a whole chunk
     ],
