@@ -1,6 +1,7 @@
 """Models small enough to export in a second, and factories for ``--factory tiny_models:NAME``."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -162,6 +163,12 @@ class Positions(Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         positions = self.positions.weight[: input_ids.shape[1]]
         return self.head((self.embedding(input_ids) + positions).mean(1))
+
+
+class FewerPositions(Positions):
+    """The config declares more positions than the forward takes."""
+
+    config = SimpleNamespace(max_position_embeddings=64, pad_token_id=0)
 
 
 class PositionsOfEach(Bag):

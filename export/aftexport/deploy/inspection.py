@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import onnx
 from rich.console import Console
 
 import aftplugins
@@ -13,7 +14,7 @@ from aftexport.chunked.runner import MEMORY_BUDGET
 from aftexport.deploy.build_engine import find, show_engine, wanted_here
 from aftexport.engines.onnxruntime import operator_paths
 from aftexport.engines.peak_memory import predict_memory
-from aftexport.engines.product_methods import method_table, product_methods
+from aftexport.engines.product_methods import ProductShares, method_table, product_methods
 from aftexport.errors import BundleError, EngineError
 from aftexport.options import ModelSource
 from aftexport.parity.calibration import error_table, threshold_sentence
@@ -40,13 +41,14 @@ def show_bundle(path: Path, console: Console) -> None:
         else "in chunks"
         if manifest.chunked
         else None,
-        "memory": None if manifest.chunked else _memory(bundle),
+        "memory": _memory(bundle),
         "append": _append(bundle),
         "batching": None if manifest.batching else "no: each document runs separately",
         "evidence": _evidence(manifest),
         **_heads(manifest),
         "calibration": _calibration(manifest),
         "precision": manifest.precision_title,
+        **_products(bundle),
         **_node_precisions(manifest),
         **_position_biases(manifest),
         "opset": manifest.opset,
@@ -85,13 +87,24 @@ def _append(bundle: Bundle) -> str:
 def _memory(bundle: Bundle) -> str:
     """Return the predicted memory of some runs, and the longest in the default budget."""
     fused = aftplugins.library("onnxruntime") is not None
-    most = bundle.manifest.max_tokens or MAX_TOKENS
-    memory = predict_memory(bundle.model_path, most, fused=fused)
-    lengths = sorted({min(512, most), min(8192, most)})
-    sizes = ", ".join(
-        f"{memory.bytes_of(n) / (1 << 20):,.4g} MiB for {n:,} tokens" for n in lengths
-    )
-    return f"{sizes}; {memory.longest(MEMORY_BUDGET, most):,} tokens fit {MEMORY_BUDGET >> 20} MiB"
+    most, plan = bundle.manifest.max_tokens or MAX_TOKENS, bundle.manifest.chunked
+    least = plan.token_bytes if plan else 0
+    memory = predict_memory(bundle.model_path, most, fused=fused, token_bytes=least)
+    longest, budget = memory.longest(MEMORY_BUDGET, most), f"{MEMORY_BUDGET >> 20} MiB"
+    sizes = [
+        f"at most {budget} for {n:,} tokens, in chunks"
+        if plan and n > longest
+        else f"{memory.bytes_of(n) / (1 << 20):,.4g} MiB for {n:,} tokens"
+        for n in sorted({min(1024, most), min(8192, most), most})
+    ]
+    return f"{', '.join(sizes)}; {longest:,} tokens fit {budget}{' as a whole' * bool(plan)}"
+
+
+def _products(bundle: Bundle) -> dict[str, object]:
+    """Return the row of the shares of precisions in the products; none if all are in float32."""
+    model = onnx.load(bundle.model_path, load_external_data=False)
+    shares = ProductShares.of(model, bundle.manifest.max_tokens)
+    return {} if shares is None else {"products": shares}
 
 
 def show_checkpoint(source: ModelSource, console: Console) -> None:

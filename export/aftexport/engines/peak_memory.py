@@ -1,7 +1,8 @@
-"""The memory of a run, predicted from the graph of a model at the length of a document."""
+"""The memory and the products of a run, predicted from the graph at the length of a document."""
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -15,7 +16,7 @@ import onnx.inliner
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from aftexport.operators.domain import DOMAIN
+from aftexport.operators.domain import DOMAIN, operator_name
 from aftexport.system.contract import MAX_TOKENS
 
 _FIRST_TOKENS = 32
@@ -23,8 +24,12 @@ _LENGTH_RATIO = 4
 """Ratio of the lengths at which the graph is evaluated."""
 _MAX_KNOWN = 64
 """Maximum number of elements of a tensor whose values are computed: shapes, bounds and sizes."""
-_MARGIN = 1.25
+_MARGIN = 1.6
 """Factor for the blocks of the runtime's arena, which are larger than the tensors in them."""
+_WIDENED = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+"""Types that the runtime computes in float32 on a CPU."""
+_MAX_LANES = 16
+"""Floats of the widest vectors, to which kernels pad the rows of a head."""
 _VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
 """Operators whose output is in the memory of their first input."""
 _COMPUTED = {
@@ -44,6 +49,7 @@ class PeakMemory:
 
     # lengths of a document, and the bytes of each, in growing order
     points: Sequence[tuple[int, int]]
+    token_bytes: int = 0  # the least for each token, of a model that runs in chunks
 
     def bytes_of(self, tokens: int, documents: int = 1) -> int:
         """Return the bytes of a run of documents, each padded to ``tokens``.
@@ -57,7 +63,7 @@ class PeakMemory:
         power = math.log(many / few) / math.log(long / short) if long > short else 0.0
         size = float(few * (tokens / short) ** power)
         # Below the first point, the memory of that point.
-        return documents * max(self.points[0][1], math.ceil(size))
+        return documents * max(self.points[0][1], math.ceil(size), tokens * self.token_bytes)
 
     def fits(self, budget: int, documents: int, tokens: int) -> bool:
         """Return whether a run of documents, each padded to ``tokens``, fits the budget."""
@@ -68,16 +74,17 @@ class PeakMemory:
         return max(1, bisect_left(range(max_tokens + 1), budget + 1, key=self.bytes_of) - 1)
 
 
-def predict_memory(path: Path, max_tokens: int | None = None, *, fused: bool) -> PeakMemory:
+def predict_memory(
+    path: Path, max_tokens: int | None = None, *, fused: bool, token_bytes: int = 0
+) -> PeakMemory:
     """Predict the memory of the runs of a model for one document, by the shapes of all tensors.
 
     A tensor is in memory from the node that computes it to the last one that reads it. A dimension
     that depends on values counts as the length of the document. A kernel of our operators counts
-    its outputs twice, as its workspace. Measured peaks of ONNX Runtime on the
-    CPU were between half of the prediction and 1.2 times as much.
+    its outputs twice, as its workspace, or its packed keys and values. Peaks of ONNX Runtime on
+    the CPU, each in an empty arena, were between 0.35 of the prediction and all of it.
     """
-    model = onnx.load(path, load_external_data=False)
-    weights = _take_weights(model)
+    model, weights = _without_weights(onnx.load(path, load_external_data=False))
     kept = [(f.domain, f.name) for f in model.functions if fused and f.domain == DOMAIN]
     # The inliner removes the functions that it inlines.
     model = onnx.inliner.inline_selected_functions(model, kept, exclude=True)
@@ -86,7 +93,19 @@ def predict_memory(path: Path, max_tokens: int | None = None, *, fused: bool) ->
     lengths = [min(_FIRST_TOKENS, longest)]
     while lengths[-1] < longest:
         lengths.append(min(lengths[-1] * _LENGTH_RATIO, longest))
-    return PeakMemory([(n, math.ceil(_MARGIN * _Run(model, weights, n).peak())) for n in lengths])
+    points = [(n, math.ceil(_MARGIN * _Run(model, weights, n).peak())) for n in lengths]
+    return PeakMemory(points, token_bytes)
+
+
+def product_shares(model: onnx.ModelProto, tokens: int) -> dict[str, float]:
+    """Return the share of each precision in the multiply-adds of a document, the largest first.
+
+    A kernel of our operators counts the products of its body.
+    """
+    run = _Run(*_without_weights(model), tokens)
+    run.peak()
+    total = max(1, run.products.total())
+    return {name: count / total for name, count in run.products.most_common() if count}
 
 
 @dataclass(frozen=True)
@@ -107,6 +126,8 @@ class _Run:
         self._model = model
         self._weights = weights
         self._tokens = tokens
+        self._precision = "fp32"  # of the kernel whose body is visited
+        self.products = Counter[str]()  # multiply-adds by precision
 
     def peak(self) -> int:
         """Return the maximum bytes of the tensors that are in memory at a time."""
@@ -174,6 +195,7 @@ class _Run:
         for name in filter(None, node.output):
             # An operator without rules: as large as the largest tensor that it reads.
             scope.types[name] = self._concrete(found.get(name, largest))
+        self.products[self._precision] += _multiply_adds(node, scope.types)
         self._compute(node, scope)
         return inner
 
@@ -193,6 +215,7 @@ class _Run:
                 del shape[(axes.get("scan_input_axes") or [0] * len(shape))[place - states]]
             kind = value.type.tensor_type.elem_type
             inner.types[value.name] = onnx.helper.make_tensor_type_proto(kind, shape)
+        before = self.products.copy()
         peak = self._graph_peak(graph, inner, [value.name for value in graph.input])
         outputs = [inner.types[value.name] for value in graph.output]
         if node.op_type == "If":
@@ -203,6 +226,9 @@ class _Run:
         else:
             scanned = _shape(scope.types[node.input[states]]) or (self._tokens,)
             steps = scanned[(axes.get("scan_input_axes") or [0])[0]]
+        self.products = before + Counter(
+            {name: steps * (n - before[name]) for name, n in self.products.items()}
+        )
         for place in range(states, len(outputs)):
             kind = outputs[place].tensor_type.elem_type
             shape = [steps, *_shape(outputs[place])]
@@ -215,7 +241,10 @@ class _Run:
         bare.CopyFrom(node)
         inlined = onnx.inliner.inline_local_functions(self._single(bare, scope))
         inner = _Scope(dict(scope.types), dict(scope.values))
+        chosen = (one.s.decode() for one in node.attribute if one.name == "precision")
+        self._precision = next(chosen, "fp32")
         self._graph_peak(inlined.graph, inner, ())
+        self._precision = "fp32"
         return {name: inner.types[name] for name in node.output if name in inner.types}
 
     def _inferred(self, node: onnx.NodeProto, scope: _Scope) -> dict[str, onnx.TypeProto]:
@@ -278,19 +307,23 @@ class _Run:
         return found
 
 
-def _take_weights(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """Remove the large or external initializers of a model, and return their types."""
-    kept, weights = list[onnx.TensorProto](), dict[str, onnx.TypeProto]()
-    for tensor in model.graph.initializer:
+def _without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, onnx.TypeProto]]:
+    """Return a model without its large or external initializers, and the types of these."""
+    given = model.graph
+    graph = onnx.GraphProto(name=given.name, node=given.node, input=given.input)
+    graph.output.extend(given.output)
+    weights = dict[str, onnx.TypeProto]()
+    for tensor in given.initializer:
         is_external = tensor.data_location == onnx.TensorProto.EXTERNAL
         if is_external or math.prod(tensor.dims) > _MAX_KNOWN:
             kind = onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
             weights[tensor.name] = kind
         else:
-            kept.append(tensor)
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)
-    return weights
+            graph.initializer.append(tensor)
+    bare = onnx.ModelProto(ir_version=model.ir_version, graph=graph)
+    bare.opset_import.extend(model.opset_import)
+    bare.functions.extend(model.functions)
+    return bare, weights
 
 
 def _subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
@@ -317,7 +350,8 @@ def _bytes_of(given: onnx.TypeProto) -> int:
     """Return the bytes of a tensor; 0 for values that are not tensors."""
     if not given.tensor_type.elem_type:
         return 0
-    item = onnx.helper.tensor_dtype_to_np_dtype(given.tensor_type.elem_type).itemsize
+    kind = given.tensor_type.elem_type
+    item = 4 if kind in _WIDENED else onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize
     return item * math.prod(_shape(given))
 
 
@@ -327,6 +361,8 @@ def _workspace(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> int
     output = _bytes_of(types[node.output[0]])
     match node.op_type:
         case _ if node.domain == DOMAIN:
+            if operator_name(node.op_type) == "SoftmaxAttention":
+                return _packed_keys(node, types)
             return sum(_bytes_of(types[name]) for name in node.output if name)
         case "Where":  # both choices are spread over the condition before they are merged
             chosen = [(_shape(types[read[0]]), _shape(types[name])) for name in read[1:]]
@@ -349,6 +385,45 @@ def _workspace(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> int
             return 4 * sum(_bytes_of(types[name]) for name in node.output if name)
         case _:
             return 0
+
+
+def _multiply_adds(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> int:
+    """Return the multiply-adds of a standard operator for products; 0 for others."""
+    if node.domain or node.op_type not in ("MatMul", "Gemm", "Einsum", "Conv"):
+        return 0
+    shapes = [_shape(types[name]) for name in node.input if name]
+    output = math.prod(_shape(types[node.output[0]]))
+    match node.op_type:
+        case "MatMul":
+            return output * shapes[0][-1]
+        case "Gemm":
+            is_turned = any(one.name == "transA" and one.i for one in node.attribute)
+            return output * shapes[0][0 if is_turned else 1]
+        case "Conv":
+            return output * math.prod(shapes[1][1:])
+        case _:
+            equation = next(one.s.decode() for one in node.attribute if one.name == "equation")
+            terms, _, result = equation.replace(" ", "").replace("...", "").partition("->")
+            pairs = zip(terms.split(","), shapes, strict=True)
+            sizes = {
+                axis: n
+                for term, shape in pairs
+                for axis, n in zip(term[::-1], shape[::-1], strict=False)
+            }
+            return output * math.prod(n for axis, n in sizes.items() if axis not in result)
+
+
+def _packed_keys(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> int:
+    """Return the bytes of the keys and values that SoftmaxAttention packs, in float32."""
+    numbers = {one.name: one.i for one in node.attribute}
+    heads = numbers.get("kv_num_heads", 0) or numbers["num_heads"]
+    key, value = (_shape(types[name]) for name in node.input[1:3])
+    rows = heads * math.prod(key[:2])
+    return (
+        4
+        * rows
+        * sum(-(-width // heads // _MAX_LANES) * _MAX_LANES for width in (key[2], value[2]))
+    )
 
 
 def _spread_items(one: Sequence[int], other: Sequence[int]) -> int:

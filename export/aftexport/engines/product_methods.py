@@ -1,13 +1,16 @@
-"""The methods of a model's products in the CPU kernels."""
+"""The precision of a model's products, and their methods in the CPU kernels."""
 
 import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import onnx
 from rich.table import Table
 
+from aftexport.engines.peak_memory import product_shares
 from aftexport.errors import EngineError
 from aftexport.operators.domain import DOMAIN, operator_name
 from aftexport.system.console import plain_table
@@ -25,6 +28,28 @@ _WITHOUT_WEIGHT = ("AftFull", "CausalAftFull", "SoftmaxAttention")
 """Operators that choose by the products of AFT-full."""
 _REDUCED = ("bf16", "int8")
 _WIDTH = 256
+_SHARE_TOKENS = 512
+"""Length of the document whose products are counted: attention has more of a longer one."""
+
+
+@dataclass(frozen=True)
+class ProductShares:
+    """The share of each precision in the multiply-adds of one document, the largest first."""
+
+    tokens: int
+    shares: dict[str, float]
+
+    @classmethod
+    def of(cls, model: onnx.ModelProto, max_tokens: int | None) -> Self | None:
+        """Return the shares of a model; None without a product in reduced precision."""
+        tokens = min(_SHARE_TOKENS, max_tokens or _SHARE_TOKENS)
+        if all(_precision(node) not in _REDUCED for node in model.graph.node):
+            return None
+        return cls(tokens, product_shares(model, tokens))
+
+    def __str__(self) -> str:
+        parts = " and ".join(f"{name} for {share:.1%}" for name, share in self.shares.items())
+        return f"{parts} of the multiply-adds of a document of {self.tokens} tokens"
 
 
 def product_methods(model: Path, precision: str) -> tuple[MethodChoice, ...]:
@@ -95,13 +120,17 @@ def _reason(choice: MethodChoice) -> str:
     return choice.chosen_by
 
 
+def _precision(node: onnx.NodeProto) -> str:
+    """Return the precision of the products of a custom node; fp32 for others."""
+    given = (a.s.decode() for a in node.attribute if a.name == "precision")
+    return next(given, "fp32") if node.domain == DOMAIN else "fp32"
+
+
 def _products(graph: onnx.GraphProto) -> Iterator[tuple[str, int | None]]:
     """Yield the precision and the width of every product; those of AFT-full have no width."""
     shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
     for node in graph.node:
-        if node.domain != DOMAIN:
-            continue
-        precision = next((a.s.decode() for a in node.attribute if a.name == "precision"), "fp32")
+        precision = _precision(node)
         if precision not in _REDUCED:
             continue
         operator = operator_name(node.op_type)

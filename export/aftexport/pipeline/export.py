@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +30,7 @@ from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.token_flow import NotChunkable
 from aftexport.deploy.build_engine import build_into
 from aftexport.engines import onnxruntime as ort
-from aftexport.engines.product_methods import forced_methods, usable_methods
+from aftexport.engines.product_methods import ProductShares, forced_methods, usable_methods
 from aftexport.engines.tensorrt.settings import BuildSettings, build_settings
 from aftexport.heads import Head
 from aftexport.lowering.evidence import Explainable
@@ -118,7 +118,8 @@ class _Export:
         check_precision(traced.model, self._request)
         advice = self._advice(traced, heads)
         settings = self._engine_settings(traced)
-        notes = self._print_notes(traced)
+        products = ProductShares.of(traced.model, traced.spec.max_tokens)
+        notes = self._print_notes(traced, products)
         if traced.beyond is not None:
             raise beyond_error(traced.beyond, traced.model, tokenizer, is_of_onnx=traced.is_of_onnx)
         features = self._request.described
@@ -139,6 +140,8 @@ class _Export:
             record = parity_record(
                 results, draft.manifest.reference, checked=self._options.check_parity
             )
+            if products is not None:
+                record["products"] = asdict(products)
             manifest = draft.manifest
             if settings is not None and all(r.passed for r in results):
                 manifest, compared = self._build_engine(draft, settings)
@@ -204,7 +207,7 @@ class _Export:
             max_tokens=traced.spec.max_tokens,
         )
 
-    def _print_notes(self, traced: TracedModel) -> list[str]:
+    def _print_notes(self, traced: TracedModel, products: ProductShares | None) -> list[str]:
         """Print and return the notes on unexpected properties of the export."""
         longest = traced.spec.max_tokens
         # A note gives the reason for the bound of 16 bits.
@@ -212,7 +215,7 @@ class _Export:
             self._console.print(
                 f"[yellow]Documents may have at most {longest} tokens, the limit of the model.[/]"
             )
-        notes = export_notes(traced, batching=self._options.batching)
+        notes = export_notes(traced, products, batching=self._options.batching)
         for note in notes:
             self._console.print(f"[yellow]{escape(note)}[/]")
         if traced.recognition is not None:

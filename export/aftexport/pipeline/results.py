@@ -11,6 +11,7 @@ from aftexport.bundle.golden import Case
 from aftexport.bundle.manifest import Manifest
 from aftexport.chunked.softmaxes import count_softmax_attention
 from aftexport.deploy.build_engine import show_engine
+from aftexport.engines.product_methods import ProductShares
 from aftexport.errors import ParityError
 from aftexport.parity import Comparison
 from aftexport.parity.report import Report, inputs_of, parity_table, print_meanings, subject_of
@@ -22,7 +23,7 @@ from aftexport.system.console import operator_table, size_table
 def parity_record(
     results: Sequence[Comparison], reference: str, *, checked: bool
 ) -> dict[str, Any]:
-    """Return the content of parity.json, without an engine."""
+    """Return the content of parity.json, without products and an engine."""
     if not checked:
         return {"checked": False, "cases": []}
     cases = [r.to_dict() for r in results]
@@ -111,9 +112,11 @@ def print_summary(
     console.print(size_table(bundle.files))
 
 
-def export_notes(traced: TracedModel, *, batching: bool) -> list[str]:
+def export_notes(
+    traced: TracedModel, products: ProductShares | None, *, batching: bool
+) -> list[str]:
     """Return notes on unexpected properties of the export, one sentence each."""
-    notes = []
+    notes = [] if products is None else [f"Precision of products: {products}."]
     if not batching:
         notes.append("Each document runs separately (--no-batching).")
     if traced.left_out:

@@ -111,6 +111,7 @@ def _traced(
     spec = read_spec(program)
     _check_extras(spec, program)
     spec.check_max_length(max_length)
+    _check_positions(checkpoint.module, spec.max_tokens, max_length)
     check_ids(spec, tokenizer)
     _check_features(spec, request.num_features)
     rounds = precision != "fp32"
@@ -414,6 +415,29 @@ def _type_of(program: ExportedProgram) -> str:
     types = {t.dtype for t in program.state_dict.values() if t.is_floating_point()}
     narrowest = min(types or {torch.float32}, key=lambda dtype: dtype.itemsize)
     return str(narrowest).removeprefix("torch.")
+
+
+def _check_positions(module: nn.Module | None, longest: int | None, asked: int | None) -> None:
+    """Raise UsageError if an export takes fewer tokens than its config says, unless asked for."""
+    if module is None or longest is None or asked is not None:
+        return
+    declared = []
+    for config in (getattr(part, "config", None) for part in module.modules()):
+        positions, padding = (
+            getattr(config, name, None) for name in ("max_position_embeddings", "pad_token_id")
+        )
+        if isinstance(positions, int):
+            # RoBERTa's positions begin behind the number of the padding.
+            declared.append(positions - (padding + 1 if isinstance(padding, int) else 0))
+    own = _max_tokens(module, None) or MAX_TOKENS
+    expected = min([own, *declared])
+    if declared and longest < expected:
+        raise UsageError(
+            f"Expected an export for the {expected} tokens of the model's config, got one for at "
+            f"most {longest}: the forward fails on longer documents, or computes them in another "
+            "way.",
+            f"Add --max-length {longest} to accept this limit of the export.",
+        )
 
 
 def _max_tokens(module: nn.Module, asked: int | None) -> int | None:

@@ -82,9 +82,8 @@ class Classifier:
         max_characters: int | None = None,  # of a text, before it is tokenized
         # For documents over the memory budget; None if the bundle has none.
         chunked: ChunkedModel | None = None,
-        whole_tokens: int | None = None,  # length of a document within that budget; None if unknown
-        memory: PeakMemory | None = None,  # of the runs of a model without chunks; None if unknown
-        memory_budget: int = 0,  # bytes of such a run; longer documents are refused
+        memory: PeakMemory | None = None,  # of the runs of whole documents; None if unknown
+        memory_budget: int = 0,  # bytes of a run, and of what the engine keeps of earlier ones
         policy: Policy = "exact",
         spill: Path | None = None,  # folder for large answers; None for that of the system
     ) -> None:
@@ -106,11 +105,14 @@ class Classifier:
         self.min_tokens = min_tokens
         limits = (self.manifest.max_tokens, max_tokens, MAX_TOKENS)
         self._model_tokens = self.max_tokens = min(one for one in limits if one is not None)
+        self.whole_tokens = chunked.whole_tokens if chunked else self.max_tokens
         if memory is not None:
-            whole_tokens = memory.longest(memory_budget, self.max_tokens)
-        self.whole_tokens = whole_tokens if whole_tokens is not None else self.max_tokens
-        if policy != "exact" or memory is not None:
-            self.max_tokens = min(self.max_tokens, self.whole_tokens)
+            self.whole_tokens = memory.longest(memory_budget, self.max_tokens)
+        if policy != "exact" or chunked is None:
+            self.max_tokens = self.whole_tokens
+        # Predicted bytes of the runs since the last release: of the largest, and of all that were
+        # larger than those before.
+        self._largest = self._kept = 0
 
     def measure_tokenizer(self) -> None:
         """Find out whether short texts may be tokenized on the event loop.
@@ -416,8 +418,26 @@ class Classifier:
         }
         decodings = decodings or [NO_MARKS] * len(documents)
         wanted = wanted or [EVERY_HEAD] * len(documents)
+        self._make_room(len(documents), len(blank))
         outputs = self._run({name: inputs[name] for name in self.manifest.inputs}, stop, wanted)
         return self._builder.answers(outputs, lengths.tolist(), decodings, wanted)
+
+    def release(self) -> None:
+        """Return the memory of earlier runs to the system."""
+        self.engine.release()
+        self._largest = self._kept = 0
+
+    def _make_room(self, documents: int, tokens: int) -> None:
+        """Release the memory of earlier runs if it might exceed the budget together with a run."""
+        if self._memory is None:
+            return
+        needed = self._memory.bytes_of(tokens, documents)
+        if needed <= self._largest:  # a smaller run takes what a larger one left
+            return
+        if self._kept and self._kept + needed > self._memory_budget:
+            self.release()
+        self._kept += needed
+        self._largest = needed
 
     def _run(
         self, inputs: Mapping[str, NDArray[Any]], stop: Stop | None, wanted: Sequence[Wanted]

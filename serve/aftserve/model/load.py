@@ -179,7 +179,8 @@ class _Load:
         """Load the model, warm it up, compare its golden cases, and make the first estimates."""
         bundle, settings, choice = self.bundle, self.settings, self.choice
         limits = [n for n in (choice.max_tokens, settings.max_tokens) if n is not None]
-        chunked, memory = self._chunked(), self._memory()
+        chunked = self._chunked()
+        memory = self._memory(chunked)
         classifier = Classifier(
             bundle,
             choice.engine,
@@ -187,8 +188,7 @@ class _Load:
             max_tokens=min(limits, default=None),
             max_characters=settings.max_characters,
             chunked=chunked,
-            whole_tokens=chunked.whole_tokens if chunked else None,
-            memory=None if chunked else memory,
+            memory=memory,
             memory_budget=settings.memory_budget,
             policy=settings.long_documents,
             spill=settings.spill,
@@ -198,7 +198,7 @@ class _Load:
         measurement = _measurement(bundle, settings, classifier, fits)
         measurement.measure_first()
         golden = self._golden(None if chunked else fits)
-        choice.engine.release()
+        classifier.release()
         methods = self._methods()
         inexact = () if all(r.passed for r in golden) else self._inexact(methods)
         return LoadedModel(
@@ -231,16 +231,16 @@ class _Load:
             return ()
         return product_methods(self.bundle.model_path, self.bundle.manifest.precision)
 
-    def _memory(self) -> PeakMemory | None:
+    def _memory(self, chunked: ChunkedModel | None) -> PeakMemory | None:
         """Return the predicted memory of runs; None on TensorRT, whose engines have a bound."""
         if not self._is_onnxruntime:
             return None
         manifest = self.bundle.manifest
-        if plan := manifest.chunked:
-            return PeakMemory([(1, plan.token_bytes), (2, 2 * plan.token_bytes)])
+        longest = chunked.whole_tokens if chunked else manifest.max_tokens
+        least = manifest.chunked.token_bytes if manifest.chunked else 0
         has_kernels = PROVIDERS[self.settings.provider].kernels is not None
         fused = has_kernels and not self.standard_ops_only
-        return predict_memory(self.bundle.model_path, manifest.max_tokens, fused=fused)
+        return predict_memory(self.bundle.model_path, longest, fused=fused, token_bytes=least)
 
     def _chunked(self) -> ChunkedModel | None:
         """Return the model for documents over the memory budget; None on TensorRT."""

@@ -169,7 +169,7 @@ class Run:
             self.model.measurement.step(self.stop)
             return []
         if not self.batch:
-            self.model.classifier.engine.release()
+            self.model.classifier.release()
             return []
         progress = self.batch[0].progress
         if progress is None:

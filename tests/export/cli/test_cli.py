@@ -246,6 +246,9 @@ def test_inspect_shows_bundle_and_changes_nothing(
         "fp32",
         "model.onnx",
         "AftSimple",
+        "MiB for 1,024",
+        "8,192",
+        "1,048,576",
     ):
         assert said in outcome.out
     assert listing(bundle_folder) == before
@@ -279,6 +282,10 @@ def test_inspect_of_pickle_needs_permission(
     assert "pickled module" in outcome.out
 
 
+ENGINE_OPTIONS = ("--min-length", "--opt-length", "--workspace", "--compute-capability",
+                  "--timing-cache")  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("words", "option"),
     [
@@ -286,6 +293,16 @@ def test_inspect_of_pickle_needs_permission(
         (("--factory", "tiny_models:Bag", "--to", "onnx", "--trust-remote-code"), "--trust-remote"),
         (("CHECKPOINT", "--to", "onnx", "--trust-remote-code"), "--trust-remote-code"),
         (("CHECKPOINT", "--to", "trt", "--no-batching", "--max-batch", "4"), "--max-batch 4"),
+        *(
+            (("CHECKPOINT", "--to", to, option, "86"), "Engine options need --to trt")
+            for to in ("onnx", "triton")
+            for option in ENGINE_OPTIONS
+        ),
+        (("CHECKPOINT", "--to", "trt", "--compute-capability", "86"), "--compute-capability"),
+        (("CHECKPOINT", "--to", "trt-rtx", "--timing-cache", "a"), "--timing-cache"),
+        (("CHECKPOINT", "--to", "trt", "--precision", "int8"), "--precision"),
+        (("CHECKPOINT", "--to", "onnx", "--tolerance", "0.1"), "--tolerance"),
+        (("CHECKPOINT", "--to", "onnx", "--features", "3"), "features"),
         (("inspect", "BUNDLE", "--allow-pickle"), "--allow-pickle"),
         (("verify", "BUNDLE", "--trust-remote-code"), "--trust-remote-code"),
         (("bench", "BUNDLE", "--model", "CHECKPOINT", "--against", "portable"), "torch"),
@@ -413,6 +430,19 @@ def test_model_limit_is_shown_and_kept(
     assert f"at most {most} tokens" in outcome.out
     assert most is not None
     assert_refused(run_here([*words, "--force", "--max-length", str(most + 1)], capsys), "--max")
+
+
+def test_limit_of_export_must_be_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The forward takes 32 tokens of the 63 that the config declares."""
+    words = ["--factory", "tiny_models:FewerPositions", "--to", "onnx", "--out", tmp_path / "b"]
+    said = ("the 63 tokens of the model's config", "at most 32", "Add --max-length 32")
+    assert_refused(run_here([*words, "--no-verify"], capsys), *said)
+    assert not (tmp_path / "b").exists()
+    outcome = run_here([*words, "--no-verify", "--max-length", "32"], capsys)
+    assert outcome.code == 0, outcome.err
+    assert Bundle.open(tmp_path / "b").manifest.max_tokens == 32
 
 
 IMPORTED = (

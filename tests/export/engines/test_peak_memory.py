@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx.parser
 import pytest
@@ -12,10 +13,17 @@ from altered_bundles import SOFTMAX, softmax_bundle
 from commands import run_python
 from hypothesis import given
 from hypothesis import strategies as st
+from one_node import OneNode
 
-from aftexport.engines.peak_memory import PeakMemory, predict_memory
+from aftexport.engines.peak_memory import (
+    PeakMemory,
+    _Run,
+    _without_weights,
+    predict_memory,
+    product_shares,
+)
 
-MARGIN = 1.25
+MARGIN = 1.6
 """Factor of the predictions for the blocks of the runtime's arena."""
 MIB = 1 << 20
 MEASURE = """
@@ -119,6 +127,62 @@ def test_computed_sizes_are_known(tmp_path: Path) -> None:
         assert bytes_at(path, tokens) == pytest.approx(expected, rel=0.05, abs=64)
 
 
+def test_half_precision_counts_as_widened(tmp_path: Path) -> None:
+    """The CPU has no products in 16 bits: the runtime computes them in float32."""
+    text = """
+        < ir_version: 8, opset_import: [ "" : 18 ] >
+        halves (int64[batch, tokens] input_ids) => ({kind}[batch, tokens] found)
+        {{ values = Cast <to = {number}> (input_ids) found = Neg(values) }}
+        """
+    halves = written(tmp_path, text.format(kind="float16", number=10))
+    found = bytes_at(halves, 512)
+    assert found == bytes_at(written(tmp_path, text.format(kind="float", number=1)), 512)
+
+
+def test_packed_keys_are_counted(tmp_path: Path) -> None:
+    """SoftmaxAttention packs the keys and values of the heads that it shares, in whole vectors."""
+    inputs = ("query", "key", "value", "lengths")
+    attributes = {"num_heads": 4, "kv_num_heads": 2, "window_left": -1, "window_right": -1}
+    model = OneNode.of("SoftmaxAttention", attributes, inputs).model()
+    for value, channels in zip(model.graph.input, (32, 16, 24), strict=False):
+        value.type.tensor_type.shape.dim[2].dim_value = channels
+    onnx.save(model, tmp_path / "model.onnx")
+    memory = dict(predict_memory(tmp_path / "model.onnx", 512, fused=True).points)[512]
+    given, output, packed = 4 * (32 + 16 + 24) * 512, 4 * 48 * 512, 4 * 2 * (16 + 16) * 512
+    assert memory / MARGIN == pytest.approx(given + output + packed, rel=0.01)
+
+
+def test_multiply_adds_are_counted(tmp_path: Path) -> None:
+    """A loop counts its products once for each step, and a kernel counts those of its body."""
+    text = """
+        < ir_version: 8, opset_import: [ "" : 18 ] >
+        products (int64[batch, tokens] input_ids) => (float[batch, tokens, 6] found)
+        <int64[1] last = {2}, int64[1] first = {1}, float[1, 8] row = {1, 1, 1, 1, 1, 1, 1, 1}>
+        {
+            ids = Cast <to = 1> (input_ids)
+            columns = Unsqueeze(ids, last)
+            wide = MatMul(columns, row)
+            narrow = Scan <num_scan_inputs = 1, scan_input_axes = [1], scan_output_axes = [1],
+                body = step (float[batch, 8] x) => (float[batch, 4] y)
+                { y = MatMul(x, weight) }> (wide)
+            found = Einsum <equation = "...i,io->...o"> (narrow, more)
+        }
+        """
+    model = onnx.parser.parse_model(text)
+    for name, shape in {"weight": (8, 4), "more": (4, 6)}.items():
+        weight = onnx.numpy_helper.from_array(np.ones(shape, np.float32), name)
+        model.graph.initializer.append(weight)
+    run = _Run(*_without_weights(model), 64)
+    run.peak()
+    assert run.products == {"fp32": 64 * (8 + 8 * 4 + 4 * 6)}
+    inputs = {"x": (64, 8), "norm_weight": (8,), "norm_bias": (8,), "weight": (8, 4), "bias": (4,)}
+    node = OneNode.of("LayerNormLinear", {"precision": "int8"}, inputs).model()
+    for value in node.graph.input:
+        for place, size in enumerate(reversed(inputs[value.name])):
+            value.type.tensor_type.shape.dim[-1 - place].dim_value = size
+    assert product_shares(node, 64) == {"int8": 1.0}
+
+
 @given(
     st.tuples(*[st.floats(1, 1e9)] + [st.floats(0, 1e6)] * 2),
     st.integers(1, 40_000),
@@ -156,4 +220,4 @@ def test_runs_stay_within_prediction(
     memory = predict_memory(bundle / "model.onnx", fused=path == "fused")
     for (documents, tokens), taken in zip(shapes, json.loads(outcome.out), strict=True):
         predicted = memory.bytes_of(tokens, documents)
-        assert 0.8 * taken - MIB <= predicted <= 2.0 * taken + 2 * MIB, (documents, tokens)
+        assert taken - MIB <= predicted <= 2.5 * taken + 2 * MIB, (documents, tokens)

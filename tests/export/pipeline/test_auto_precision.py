@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 import onnx
+import onnx_texts
 import pytest
 from commands import assert_refused, run_here
 
@@ -44,6 +45,34 @@ def test_precision_without_effect_is_refused(precision: str, tmp_path: Path) -> 
     with pytest.raises(UsageError, match=f"--precision {precision} is for products.*changes none"):
         export(factory="tiny_models:Bag", out=tmp_path / "b", precision=precision)
     assert not list(tmp_path.iterdir())
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+def test_precision_without_effect_on_file_is_refused(
+    precision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = onnx_texts.saved(tmp_path, onnx_texts.text_model())
+    words = [path, "--to", "onnx", "--precision", precision]
+    assert_refused(run_here(words, capsys), f"--precision {precision}", "changes none")
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+@needs_kernels
+def test_share_of_products_is_told(
+    checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The export, the record and ``inspect`` say how much of the products is in a precision."""
+    words = [checkpoint_file, "--to", "onnx", "--precision", "int8", "--no-verify"]
+    outcome = run_here([*words, "--out", tmp_path / "b"], capsys)
+    assert outcome.code == 0, outcome.err
+    record = json.loads((tmp_path / "b" / "parity.json").read_text())["products"]
+    assert record["tokens"] == 512
+    assert record["shares"].keys() == {"int8", "fp32"}
+    assert sum(record["shares"].values()) == pytest.approx(1)
+    said = f"int8 for {record['shares']['int8']:.1%}"
+    assert said in " ".join(outcome.out.split())
+    assert said in " ".join(run_here(["inspect", tmp_path / "b"], capsys).out.split())
 
 
 @needs_kernels

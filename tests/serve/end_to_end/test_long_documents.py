@@ -179,7 +179,9 @@ def test_policies_cut_or_refuse_document(
         if policy == "reject":
             response = post(address, ids)
             assert response.status_code == 413
-            assert "at most 100 tokens, got 300" in response.json()["detail"]
+            detail = response.json()["detail"]
+            assert "at most 100 tokens to fit --memory-budget-mib" in detail
+            assert "got 300, predicted to take 1 MiB" in detail
             return
         found = answer(address, ids)
         response = http.post(f"{address}/infer?evidence=100", json={"input_ids": [ids]})

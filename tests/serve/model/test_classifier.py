@@ -84,6 +84,18 @@ def test_measured_runs_fit_budget(model: LoadedModel) -> None:
         assert len(run) * longest**2 <= 1.1 * limit**2
 
 
+def test_larger_run_releases_memory(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the engine keeps of earlier runs and the next run stay within the budget together."""
+    classifier, released = model.classifier, []
+    release = classifier.engine.release
+    monkeypatch.setattr(classifier.engine, "release", lambda: released.append(release()))
+    classifier.release()
+    limit = classifier.max_tokens
+    for tokens, count in ((limit // 4, 1), (limit // 3, 1), (limit, 2), (limit, 2), (9, 2)):
+        classifier.classify([classifier.blank(tokens)])
+        assert len(released) == count
+
+
 def test_golden_cases_within_budget_run(softmax: Path, model: LoadedModel) -> None:
     assert model.golden
     assert model.breach is None

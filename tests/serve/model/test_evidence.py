@@ -183,7 +183,8 @@ def test_missing_evidence_gets_reason(tmp_path: Path) -> None:
     engine, plan = OnnxRuntimeEngine(bundle.model_path), bundle.manifest.chunked
     assert plan is not None
     chunked = ChunkedModel(bundle.path / CHUNKED, plan)
-    classifier = Classifier(bundle, engine, chunked=chunked, whole_tokens=10)
+    chunked.whole_tokens = 10
+    classifier = Classifier(bundle, engine, chunked=chunked)
     wanted = default(classifier)
     check_evidence(classifier, wanted, 10)
     check_evidence(classifier, EVERY_HEAD, 11)
