@@ -104,6 +104,12 @@ struct SoftmaxAttention : GroupedHeads {  // never `causal`: window_right is 0 i
   const void* sink;                       // [heads], null: none
   const void* bias;                       // [heads, 2 bias_reach + 1], by the distance of the key; null: none
   int64_t bias_reach;
+  const void *cos_cache, *sin_cache;  // [positions, rotary_pairs], for the first channels of each head; null: none
+  int64_t positions;                  // at least key_tokens; others than these count as the nearest
+  int64_t rotary_pairs;
+  bool interleaved;     // pairs of channels 2c and 2c + 1, else c and c + rotary_pairs
+  int64_t query_start;  // position of the first query, within +-2^40; key u has position u
+  float* log_sum;       // [batch, tokens, heads], null: not needed
 };
 
 struct Fastformer : Sequence {

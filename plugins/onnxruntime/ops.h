@@ -44,6 +44,8 @@ struct Operator {
   size_t optional_outputs = 0;   // how many of the last outputs may be
   size_t key_lengths = 0;        // 1: after `inputs` the optional input key_lengths, which causal operators lack
   const Mechanism* mechanism = nullptr;
+  uint32_t integer_inputs = 0;  // bit i: input i is int64, beside those that takes_lengths tells
+  uint32_t float_outputs = 0;   // bit i: output i is float32 for every element
 };
 
 // Returns the operators of these mechanisms.

@@ -111,10 +111,15 @@ Registration describe(const ops::Operator& op, bool causal, aft::Element element
     return self(op).op->inputs + (self(op).settings.causal ? 0 : self(op).op->key_lengths);
   };
   r.GetInputType = [](const ort::CustomOp* op, size_t index) {
-    return self(op).op->takes_lengths && index + 1 >= self(op).op->inputs ? ort::ElementType::kInt64 : tensor_type(op);
+    const ops::Operator& described = *self(op).op;
+    const bool is_integer =
+        (described.takes_lengths && index + 1 >= described.inputs) || (described.integer_inputs >> index & 1);
+    return is_integer ? ort::ElementType::kInt64 : tensor_type(op);
   };
   r.GetOutputTypeCount = [](const ort::CustomOp* op) { return self(op).op->outputs; };
-  r.GetOutputType = [](const ort::CustomOp* op, size_t) { return tensor_type(op); };
+  r.GetOutputType = [](const ort::CustomOp* op, size_t index) {
+    return self(op).op->float_outputs >> index & 1 ? ort::ElementType::kFloat : tensor_type(op);
+  };
   r.GetInputCharacteristic = [](const ort::CustomOp* op, size_t index) {
     const ops::Operator& described = *self(op).op;
     const bool optional = index >= described.inputs || (described.optional_inputs >> index & 1);

@@ -1,4 +1,4 @@
-// SoftmaxAttention: query, key and value of heads that may share keys, an optional sink and an optional bias.
+// SoftmaxAttention: query, key and value of heads that may share keys, with an optional sink, bias and rotation.
 
 #include <algorithm>
 #include <cmath>
@@ -14,6 +14,12 @@ namespace {
 
 // Longer than any document: the kernel adds windows to positions.
 constexpr int64_t kMaxWindow = int64_t{1} << 40;
+
+constexpr uint32_t bits(std::initializer_list<int> indices) {
+  uint32_t all = 0;
+  for (int index : indices) all |= 1u << index;
+  return all;
+}
 
 // A window: a number of keys, or -1 for all.
 int64_t read_window(const Attributes& attributes, const char* name) {
@@ -44,13 +50,20 @@ class SoftmaxAttention final : public Kernel {
     params_.softcap = read_factor(attributes, "softcap");
     params_.window_left = read_window(attributes, "window_left");
     params_.window_right = read_window(attributes, "window_right");
+    const int64_t interleaved = attributes.integer("interleaved", 0);
+    expect(interleaved == 0 || interleaved == 1, "interleaved is " + std::to_string(interleaved) + ", expected 0 or 1");
+    params_.interleaved = interleaved == 1;
+    read_precision(attributes, {aft::Precision::kFloat32});
   }
 
   void compute(const Run& run) const override {
     aft::SoftmaxAttention params = params_;
     take_sequences(run, params);
     take_beside(run, params);
+    take_rotation(run, params);
+    take_query_start(run, params);
     params.output = run.output(0, {params.batch, params.tokens, params.heads * params.value_width});
+    params.log_sum = static_cast<float*>(run.optional_output(1, {params.batch, params.tokens, params.heads}));
     if (params.batch * params.tokens * params.value_width > 0) aft::softmax_attention(params, run.parallel());
   }
 
@@ -99,12 +112,46 @@ class SoftmaxAttention final : public Kernel {
     }
   }
 
+  static void take_rotation(const Run& run, aft::SoftmaxAttention& params) {
+    const std::optional<Tensor> cos = run.optional_input(7), sin = run.optional_input(8);
+    expect(cos.has_value() == sin.has_value(), cos ? "sin_cache is absent, expected one beside cos_cache"
+                                                   : "cos_cache is absent, expected one beside sin_cache");
+    if (!cos) return;
+    const int64_t most = params.channels / params.heads / 2;
+    expect(cos->shape.size() == 2 && cos->shape[1] <= most, "cos_cache has shape " + to_string(cos->shape) +
+                                                                ", expected one row for each position, of at most " +
+                                                                std::to_string(most) + " pairs of channels");
+    const int64_t tokens = std::max(params.tokens, params.key_tokens);
+    expect(cos->shape[0] >= tokens, "cos_cache has shape " + to_string(cos->shape) + ", expected at least " +
+                                        std::to_string(tokens) + " positions");
+    expect_shape("sin_cache", *sin, cos->shape);
+    params.positions = cos->shape[0];
+    params.rotary_pairs = cos->shape[1];
+    params.cos_cache = cos->data;
+    params.sin_cache = sin->data;
+  }
+
+  static void take_query_start(const Run& run, aft::SoftmaxAttention& params) {
+    const std::optional<Tensor> start = run.optional_input(9);
+    if (!start) return;
+    expect_shape("query_start", *start, {1});
+    expect(params.key_lengths, "key_lengths is absent, expected them beside query_start");
+    params.query_start = std::clamp(*static_cast<const int64_t*>(start->data), -kMaxWindow, kMaxWindow);
+  }
+
   aft::SoftmaxAttention params_{};
   int64_t given_kv_heads_ = 0;
 };
 
 }  // namespace
 
-const Operator kSoftmaxAttention{"SoftmaxAttention", 6, create<SoftmaxAttention>, true, -1, 1, 1u << 3 | 1u << 4, 0, 1};
+static constexpr Operator softmax_attention() {
+  Operator op{"SoftmaxAttention", 10, create<SoftmaxAttention>, false, -1, 2, bits({3, 4, 6, 7, 8, 9}), 1};
+  op.integer_inputs = bits({5, 6, 9});
+  op.float_outputs = bits({1});
+  return op;
+}
+
+const Operator kSoftmaxAttention = softmax_attention();
 
 }  // namespace ops

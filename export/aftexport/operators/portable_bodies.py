@@ -6,6 +6,7 @@ that of a copy of its function, so the runtime runs its portable body.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Collection
 
 import onnx
 import onnx.inliner
@@ -14,7 +15,7 @@ from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION, opera
 from aftexport.operators.registry import ALL_OPERATORS, operator_of
 
 _Form = tuple[tuple[str, ...], tuple[str, ...]]
-"""The settings of a node and its optional inputs."""
+"""The settings of a node and its optional inputs and outputs."""
 
 
 def attach_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -28,12 +29,14 @@ def attach_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
     opset = opset_of(model)
     have = {f.name for f in model.functions if f.domain == DOMAIN}
     nodes = [n for n in model.graph.node if n.domain == DOMAIN and n.op_type not in have]
+    used = _used_names(model.graph)
     by_operator: dict[str, Counter[_Form]] = defaultdict(Counter)
     for node in nodes:
         for name, value in PLUGIN_ATTRIBUTES.items():
             if not any(a.name == name for a in node.attribute):
                 node.attribute.append(onnx.helper.make_attribute(name, value))
         _add_defaults(node)
+        _drop_unused_outputs(node, used)
         by_operator[node.op_type][_form(node)] += 1
 
     names: dict[tuple[str, _Form], str] = {}
@@ -70,6 +73,26 @@ def _add_defaults(node: onnx.NodeProto) -> None:
     for attribute in ALL_OPERATORS[node.op_type].attributes:
         if attribute.name not in present:
             node.attribute.append(onnx.helper.make_attribute(attribute.name, attribute.default))
+
+
+def _used_names(graph: onnx.GraphProto) -> set[str]:
+    """Return the names of the graph's outputs, and those that its nodes and subgraphs read."""
+    used = {output.name for output in graph.output}
+    for node in graph.node:
+        used.update(node.input)
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                used |= _used_names(attribute.g)
+    return used
+
+
+def _drop_unused_outputs(node: onnx.NodeProto, used: Collection[str]) -> None:
+    """Drop the last outputs that no node reads, if they are optional: some cost time."""
+    operator = ALL_OPERATORS[node.op_type]
+    while (
+        node.output[-1] not in used and operator.outputs[len(node.output) - 1] in operator.optional
+    ):
+        node.output.pop()
 
 
 def _form(node: onnx.NodeProto) -> _Form:

@@ -13,10 +13,12 @@ from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 
 AttributeValue = int | float | str
 
-INTEGER_INPUTS = ("lengths", "key_lengths")
+INTEGER_INPUTS = ("lengths", "key_lengths", "query_start")
 """The names of inputs of type int64; every other input is floating-point."""
 STATE_OUTPUT = "present_state"
 """The name of the output that is a state after the last token; it has no row for each token."""
+LOG_SUM_OUTPUT = "log_sum"
+"""The name of the output with logarithms of divisors, which is float32 for every input type."""
 
 _TENSOR_TYPES = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(double)"]
 
@@ -52,7 +54,7 @@ class OnnxOperator:
     doc: str
     outputs: tuple[str, ...] = ("output",)
     kernel_attributes: tuple[Attribute, ...] = ()  # settings of the kernel only
-    # inputs that a node may leave out; their presence selects the body
+    # inputs and outputs that a node may leave out; their presence selects the body
     optional: tuple[str, ...] = ()
     # The ranges of inputs in cases of the parity check, -1 to 1 for the others; and from
     # attributes, the sizes of axes, and the inputs with nonnegative columns with the first such
@@ -80,9 +82,11 @@ class OnnxOperator:
         return {n: v.decode() if isinstance(v, bytes) else v for n, v in values.items()}
 
     def present_in(self, node: onnx.NodeProto) -> tuple[str, ...]:
-        """Return the optional inputs that ``node`` has, in order."""
+        """Return the optional inputs and outputs that ``node`` has, in order."""
+        names = (*self.inputs, *self.outputs)
         given = {name for name, value in zip(self.inputs, node.input, strict=False) if value}
-        return tuple(name for name in self.inputs if name in self.optional and name in given)
+        given |= {name for name, value in zip(self.outputs, node.output, strict=False) if value}
+        return tuple(name for name in names if name in self.optional and name in given)
 
     def cpu_only_parts(self, node: onnx.NodeProto) -> tuple[str, ...]:
         """Return the attributes and inputs of ``node`` that the GPU kernels lack."""
@@ -104,8 +108,9 @@ class OnnxOperator:
     ) -> onnx.FunctionProto:
         """Build the portable body as a model-local function in the standard ops of an opset.
 
-        ``settings`` has the value of each setting, ``present`` the inputs of the calling nodes, and
-        ``form`` arguments of the body that settings do not decide, such as ``arithmetic``.
+        ``settings`` has the value of each setting, ``present`` the optional inputs and outputs of
+        the calling nodes, and ``form`` arguments of the body that settings do not decide, such as
+        ``arithmetic``.
         """
         own = (*self.attributes, *self.kernel_attributes)
         declared = {a.name: a.default for a in own} | dict(settings) | PLUGIN_ATTRIBUTES
@@ -117,10 +122,11 @@ class OnnxOperator:
         # TensorRT's parser expects as many inputs of a function as its nodes have.
         while inputs[-1] in self.optional and inputs[-1] not in present:
             inputs.pop()
+        outputs = [o for o in self.outputs if o not in self.optional or o in present]
         text = (
             f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>\n'
             f"{self.op_type} <{attributes}> "
-            f"({', '.join(inputs)}) => ({', '.join(self.outputs)})\n"
+            f"({', '.join(inputs)}) => ({', '.join(outputs)})\n"
             f"{{{self.body(**chosen)}}}"
         )
         return onnx.parser.parse_function(text)
@@ -152,7 +158,14 @@ class OnnxOperator:
                 )
                 for name, shape in zip(self.inputs, self.shapes, strict=True)
             ],
-            outputs=[parameter(name, "T") for name in self.outputs],
+            outputs=[
+                parameter(
+                    name,
+                    "tensor(float)" if name == LOG_SUM_OUTPUT else "T",
+                    param_option=options[name in self.optional],
+                )
+                for name in self.outputs
+            ],
             type_constraints=[("T", _TENSOR_TYPES, "Floating-point tensors of one type.")],
             attributes=attributes,
         )

@@ -16,6 +16,7 @@ from aftexport.engines.onnxruntime.sessions import padded_choices
 from aftexport.errors import EngineError
 from aftexport.extra_inputs import values_of
 from aftexport.operators.domain import DOMAIN, VERSION, opset_of
+from aftexport.operators.schema import LOG_SUM_OUTPUT
 from aftexport.parity import Comparison, compare
 from aftexport.system.contract import EVIDENCE, EXPLAINED, largest
 
@@ -171,7 +172,10 @@ def operator_model(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
         if name in case.inputs
     ]
     floats = elements[function.input[0]]
-    outputs = [onnx.helper.make_tensor_value_info(n, floats, None) for n in function.output]
+    types = {LOG_SUM_OUTPUT: onnx.TensorProto.FLOAT}
+    outputs = [
+        onnx.helper.make_tensor_value_info(n, types.get(n, floats), None) for n in function.output
+    ]
     return onnx.helper.make_model(
         onnx.helper.make_graph([single], "operator", inputs, outputs),
         functions=[function],

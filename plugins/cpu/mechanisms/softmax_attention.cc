@@ -1,12 +1,13 @@
 // Softmax attention ("Attention Is All You Need", Vaswani et al., arXiv 1706.03762, equation 1), per head.
 //
 // Computes: Y_t = sum_u exp(s_tu) V_u / (sum_u exp(s_tu) + exp(sink)),  s_tu = cap(scale Q_t . K_u) + bias(u - t)
-//           over the keys u of a window, t - window_left <= u <= t + window_right; cap(x) = c tanh(x / c)
+//           over the keys u of a window, t - window_left <= u <= t + window_right; cap(x) = c tanh(x / c). Q and K may be
+//           rotated by their positions (RoFormer, Su et al., arXiv 2104.09864, equation 34).
 // Cost:     bound by multiply-adds: d + e for each pair of a query and a key that it sees, beside an exponential.
 // Method:   the keys and values of a head are packed once for the products. A task takes a block of queries, of all heads
 //           that share a key, through tiles of up to 256 keys: a product gives the logits of a tile, a pass its weights,
-//           and a second product their sums. Tiles outside the window are not touched. Scratch memory grows with the
-//           tokens, not with their square.
+//           and a second product their sums. Tiles outside the window are not touched. Rows are rotated in the first-level
+//           cache before they are packed. Scratch memory grows with the tokens, not with their square.
 // Numerics: weights are relative to the largest logit so far; when that rises, the sums are multiplied by the exponential
 //           of the difference. Sums over a tile are added to those before it, so no chain of additions is long. A row that
 //           sees no key is 0.
@@ -38,6 +39,7 @@ constexpr int64_t kStripTokens = 512;
 // The sizes of a call.
 struct Sizes : GroupShapes {
   int64_t width, value_width;  // of a head
+  int64_t row;                 // floats of a row of a head that was rotated
   int64_t keys;
   int64_t chunks;         // of the channels of a head, for the product of queries and keys
   int64_t value_columns;  // value_width rounded up to whole panels
@@ -47,11 +49,14 @@ struct Sizes : GroupShapes {
       : GroupShapes(p),
         width(query.width),
         value_width(value.width),
+        row(round_up(query.width, kLanes)),
         keys(key_tokens_of(p)),
         chunks(ceil_div(width, Left::kChunk)),
         value_columns(round_up(value_width, kPanel)),
         block_tokens(min(p.tokens, max(1, kTaskRows / group))) {}
 
+  // Of the keys of a panel while they are rotated.
+  int64_t rotation_floats() const { return kPanel * row; }
   int64_t rows() const { return block_tokens * group; }
 };
 
@@ -75,6 +80,29 @@ struct Packed {
   }
   int64_t tile_keys(int64_t key) const { return min(kTileKeys, end - key / kTileKeys * kTileKeys); }
 };
+
+// Copies a row of a head and rotates its first channels by its position.
+template <class T>
+void rotate(const SoftmaxAttention& p, const T* from, int64_t width, int64_t position, float* row) {
+  const int64_t pairs = p.rotary_pairs, at = max(0, min(position, p.positions - 1)) * pairs;
+  const T *cos = static_cast<const T*>(p.cos_cache) + at, *sin = static_cast<const T*>(p.sin_cache) + at;
+  for (int64_t c = 0; c < width; c += kLanes) store(row + c, load(from + c, width - c));
+  if (p.interleaved) {
+    for (int64_t c = 0; c < pairs; ++c) {
+      const float a = row[2 * c], b = row[2 * c + 1], cosine = to_float(cos[c]), sine = to_float(sin[c]);
+      row[2 * c] = a * cosine - b * sine;
+      row[2 * c + 1] = b * cosine + a * sine;
+    }
+    return;
+  }
+  for (int64_t c = 0; c < pairs; c += kLanes) {
+    const int64_t count = pairs - c;
+    const Vec a = load(row + c, count), b = load(row + pairs + c, count);
+    const Vec cosine = load(cos + c, count), sine = load(sin + c, count);
+    store(row + c, a * cosine - b * sine, count);
+    store(row + pairs + c, b * cosine + a * sine, count);
+  }
+}
 
 // Packs keys [first, first + kPanel) of a head.
 template <class T>
@@ -139,7 +167,7 @@ AFT_INLINE IntVec lanes_inside(int64_t c, int64_t begin, int64_t end) {
 }
 
 // The logits of the keys that a row sees, from their products with the query; returns the largest.
-float finish_logits(const SoftmaxAttention& p, const float* bias, int64_t token, const Span& span, float* logits) {
+float finish_logits(const SoftmaxAttention& p, const float* bias, int64_t position, const Span& span, float* logits) {
   Vec top = splat(kNoKey);
   const int64_t begin = span.begin - span.first, end = span.end - span.first;
   for (int64_t c = begin / kLanes * kLanes; c < end; c += kLanes) {
@@ -147,7 +175,7 @@ float finish_logits(const SoftmaxAttention& p, const float* bias, int64_t token,
     if (p.softcap > 0) x = p.softcap * tanh(x / p.softcap);
     if (bias)
       for (int64_t i = 0; i < kLanes; ++i) {
-        const int64_t distance = span.first + c + i - token;
+        const int64_t distance = span.first + c + i - position;
         x[i] += bias[max(-p.bias_reach, min(distance, p.bias_reach)) + p.bias_reach];
       }
     if (p.softcap > 0 || bias) store(logits + c, x);
@@ -176,23 +204,34 @@ float weigh(float top, const Span& span, float* logits) {
 // Packs the tile that begins with key `first`.
 template <class T>
 void pack_tile(const SoftmaxAttention& p, const Sizes& sizes, int64_t document, int64_t kv_head, int64_t first,
-               const Packed& packed) {
+               const Packed& packed, float* rotated) {
   const int64_t key_stride = sizes.key.stride, value_stride = sizes.value.stride;
   const int64_t count = packed.tile_keys(first), row = document * sizes.keys + first;
   const T* key = static_cast<const T*>(p.key) + row * key_stride + kv_head * sizes.width;
   const T* value = static_cast<const T*>(p.value) + row * value_stride + kv_head * sizes.value_width;
-  for (int64_t u = 0; u < count; u += kPanel)
-    pack_keys(key + u * key_stride, key_stride, sizes.width, min(kPanel, count - u), packed.keys_at(sizes, first + u));
+  for (int64_t u = 0; u < count; u += kPanel) {
+    const int64_t in_panel = min(kPanel, count - u);
+    float* panel = packed.keys_at(sizes, first + u);
+    if (p.cos_cache) {
+      for (int64_t i = 0; i < in_panel; ++i) {
+        prefetch(key + (u + i + kPrefetchRows) * key_stride);
+        rotate(p, key + (u + i) * key_stride, sizes.width, first + u + i, rotated + i * sizes.row);
+      }
+      pack_keys(rotated, sizes.row, sizes.width, in_panel, panel);
+    } else {
+      pack_keys(key + u * key_stride, key_stride, sizes.width, in_panel, panel);
+    }
+  }
   pack_values(value, value_stride, sizes, count, packed.tile_at(sizes, first));
 }
 
 // The first key that queries from `first` on see, and the end of those that queries before `end` see.
 inline int64_t first_key(const SoftmaxAttention& p, int64_t first) {
-  return p.window_left < 0 ? 0 : max(0, first - p.window_left);
+  return p.window_left < 0 ? 0 : max(0, first + p.query_start - p.window_left);
 }
 inline int64_t last_key(const SoftmaxAttention& p, int64_t document, int64_t end) {
   const int64_t length = key_length_of(p, document);
-  return p.window_right < 0 ? length : min(length, end + p.window_right);
+  return p.window_right < 0 ? length : max(0, min(length, end + p.query_start + p.window_right));
 }
 
 // What all tasks read: the call, and its sink and bias in float32 or null.
@@ -217,7 +256,8 @@ class Block {
         first_(first),
         tokens_(tokens),
         count_(tokens_ * sizes_.group),
-        rows_(memory, sizes_) {}
+        rows_(memory, sizes_),
+        rotated_(memory + TaskRows::floats(sizes_)) {}
 
   void run(const Output<T>& output) {
     start();
@@ -229,10 +269,12 @@ class Block {
       add_values(u, next - u);
     }
     write(output);
+    if (p_.log_sum) write_log_sums();
   }
 
  private:
   int64_t token_of(int64_t row) const { return first_ + row % tokens_; }
+  int64_t position_of(int64_t row) const { return token_of(row) + p_.query_start; }
   int64_t head_of(int64_t row) const { return kv_head_ * sizes_.group + row / tokens_; }
 
   void start() {
@@ -242,19 +284,30 @@ class Block {
     const Left left(rows_.queries, count_);
     for (int64_t r = 0; r < count_; ++r) {
       const T* row = query + (document_ * p_.tokens + token_of(r)) * p_.channels + head_of(r) * sizes_.width;
-      for (int64_t chunk = 0; chunk < sizes_.chunks; ++chunk) {
-        float* words = left.words(chunk, r);
-        const int64_t channels = min(Left::kChunk, sizes_.width - chunk * Left::kChunk);
-        for (int64_t c = 0; c < channels; c += kLanes) {
-          prefetch(row + kPrefetchRows * p_.channels + chunk * Left::kChunk + c);
-          store(words + c, load(row + chunk * Left::kChunk + c, channels - c) * scale);
-        }
+      if (p_.cos_cache) {
+        prefetch(row + kPrefetchRows * p_.channels);
+        rotate(p_, row, sizes_.width, position_of(r), rotated_);
+        set_query(left, r, rotated_, sizes_.row, scale);
+      } else {
+        set_query(left, r, row, p_.channels, scale);
       }
       // A sink is a key that was seen before all others, and has the value 0.
       rows_.largest[r] = sink ? sink[head_of(r)] : kNoKey;
       rows_.totals[r] = sink ? 1.0f : 0.0f;
     }
     zero(rows_.sums, count_ * rows_.columns);
+  }
+
+  template <class From>
+  void set_query(const Left& left, int64_t r, const From* row, int64_t stride, float scale) {
+    for (int64_t chunk = 0; chunk < sizes_.chunks; ++chunk) {
+      float* words = left.words(chunk, r);
+      const int64_t channels = min(Left::kChunk, sizes_.width - chunk * Left::kChunk);
+      for (int64_t c = 0; c < channels; c += kLanes) {
+        prefetch(row + kPrefetchRows * stride + chunk * Left::kChunk + c);
+        store(words + c, load(row + chunk * Left::kChunk + c, channels - c) * scale);
+      }
+    }
   }
 
   // The products of the queries with keys [first, first + count).
@@ -278,18 +331,18 @@ class Block {
   void weigh_tile(int64_t first, int64_t count) {
     const int64_t length = key_length_of(p_, document_);
     for (int64_t r = 0; r < count_; ++r) {
-      const int64_t token = token_of(r);
+      const int64_t position = position_of(r);
       float* logits = rows_.weights + r * Left::kPitch;
       Span span{first, count, first, min(first + count, length)};
-      if (p_.window_left >= 0) span.begin = max(first, token - p_.window_left);
-      if (p_.window_right >= 0) span.end = min(span.end, token + p_.window_right + 1);
+      if (p_.window_left >= 0) span.begin = max(first, position - p_.window_left);
+      if (p_.window_right >= 0) span.end = min(span.end, position + p_.window_right + 1);
       if (span.begin >= span.end) {
         zero(logits, round_up(count, kLanes));
         continue;
       }
       const float* bias = shared_.bias ? shared_.bias + head_of(r) * (2 * p_.bias_reach + 1) : nullptr;
       const float before = rows_.largest[r];
-      const float in_tile = finish_logits(p_, bias, token, span, logits);
+      const float in_tile = finish_logits(p_, bias, position, span, logits);
       const float top = in_tile > before ? in_tile : before;
       const float total = weigh(top, span, logits);
       rows_.largest[r] = top;
@@ -328,12 +381,19 @@ class Block {
     }
   }
 
+  void write_log_sums() const {
+    for (int64_t r = 0; r < count_; ++r)
+      p_.log_sum[(document_ * p_.tokens + token_of(r)) * sizes_.heads + head_of(r)] =
+          rows_.totals[r] == 0 ? -__builtin_inff() : rows_.largest[r] + __builtin_logf(rows_.totals[r]);
+  }
+
   const Shared& shared_;
   const Packed& packed_;
   const SoftmaxAttention& p_;
   const Sizes& sizes_;
   int64_t document_, kv_head_, first_, tokens_, count_;
   TaskRows rows_;
+  float* rotated_;
 };
 
 // Attends the queries [first, end) of the heads that share one key and value.
@@ -348,6 +408,10 @@ void attend(const Shared& shared, const Packed& packed, int64_t document, int64_
   for (int64_t t = first; t < length; t += sizes.block_tokens)
     Block<T>(shared, packed, document, kv_head, t, min(sizes.block_tokens, length - t), memory).run(output);
   clear_rows(shape, output, document * p.tokens, max(first, length), end, kv_head * sizes.group, sizes.group);
+  if (p.log_sum)
+    for (int64_t t = max(first, length); t < end; ++t)
+      for (int64_t h = kv_head * sizes.group; h < (kv_head + 1) * sizes.group; ++h)
+        p.log_sum[(document * p.tokens + t) * sizes.heads + h] = -__builtin_inff();
   output.fence();
 }
 
@@ -364,12 +428,13 @@ void attend_all(const Shared& shared, const Parallel& parallel) {
   const int64_t tiles = ceil_div(sizes.keys, kTileKeys), blocks = ceil_div(p.tokens, sizes.block_tokens);
   parallel_for(parallel, p.batch * heads * tiles, [&](int64_t task) {
     const int64_t b = task / tiles / heads, head = task / tiles % heads, first = task % tiles * kTileKeys;
-    if (first < key_length_of(p, b)) pack_tile<T>(p, sizes, b, head, first, packed(b, head));
+    if (first < key_length_of(p, b))
+      pack_tile<T>(p, sizes, b, head, first, packed(b, head), task_memory(sizes.rotation_floats()));
   });
   parallel_for(parallel, p.batch * heads * blocks, [&](int64_t task) {
     const int64_t b = task / blocks / heads, head = task / blocks % heads, first = task % blocks * sizes.block_tokens;
     attend<T>(shared, packed(b, head), b, head, first, min(p.tokens, first + sizes.block_tokens),
-              task_memory(TaskRows::floats(sizes)));
+              task_memory(TaskRows::floats(sizes) + sizes.rotation_floats()));
   });
 }
 
@@ -386,10 +451,12 @@ void attend_in_strips(const Shared& shared, const Parallel& parallel) {
     const int64_t b = task / heads / strips, first = task / heads % strips * kStripTokens, head = task % heads;
     const int64_t end = min(p.tokens, first + kStripTokens);
     const int64_t last = last_key(p, b, end), begin = min(first_key(p, first), last) / kTileKeys * kTileKeys;
-    float* memory = task_memory(Packed::floats(sizes, most) + TaskRows::floats(sizes));
+    float* memory = task_memory(Packed::floats(sizes, most) + TaskRows::floats(sizes) + sizes.rotation_floats());
+    float* rows = memory + Packed::floats(sizes, most);
     const Packed packed(sizes, memory, begin, last);
-    for (int64_t u = begin; u < last; u += kTileKeys) pack_tile<T>(p, sizes, b, head, u, packed);
-    attend<T>(shared, packed, b, head, first, end, memory + Packed::floats(sizes, most));
+    for (int64_t u = begin; u < last; u += kTileKeys)
+      pack_tile<T>(p, sizes, b, head, u, packed, rows + TaskRows::floats(sizes));
+    attend<T>(shared, packed, b, head, first, end, rows);
   });
 }
 

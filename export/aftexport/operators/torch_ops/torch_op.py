@@ -17,7 +17,7 @@ from aftexport.operators.numerics import (
     check_lengths,
     guarded_mean,
 )
-from aftexport.operators.schema import INTEGER_INPUTS, Attribute
+from aftexport.operators.schema import INTEGER_INPUTS, LOG_SUM_OUTPUT, Attribute
 from aftexport.system.internals.torch_operators import OpOverload
 
 _TORCH_TYPES = {int: "int", float: "float", str: "str"}
@@ -75,6 +75,11 @@ class SequenceCall(Call):
     def shapes(self) -> Shapes:
         """Return the shape of each output."""
         return (self.query.shape,)
+
+    def empty(self) -> Any:
+        """Return the outputs for inputs without numbers."""
+        (shape,) = self.shapes()
+        return self.query.new_zeros(shape)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -152,8 +157,7 @@ def _computed(call: Call) -> Any:
         return call.compute()
     if call.query.numel() and call.key.numel() and call.value.numel():
         return call.compute()
-    (shape,) = call.shapes()
-    return call.query.new_zeros(shape)
+    return call.empty()
 
 
 class _TorchOp:
@@ -200,13 +204,23 @@ class _TorchOp:
         results = _computed(self._call(*widened, **named))
         if isinstance(results, Tensor):
             return results.to(narrow).contiguous()
-        return tuple(result.to(narrow).contiguous() for result in results)
+        types = self._types(narrow)
+        return tuple(r.to(t).contiguous() for r, t in zip(results, types, strict=True))
+
+    def _types(self, narrow: torch.dtype) -> list[torch.dtype]:
+        """Return the type of each output: that of the query, or at least float32."""
+        wide = torch.promote_types(narrow, torch.float32)
+        return [wide if name == LOG_SUM_OUTPUT else narrow for name in self._operator.outputs]
 
     def _fake(self, *arguments: Any) -> Any:
         tensors, named = self._split(arguments)
         call = self._call(*tensors, **named)
         call.check()
-        results = [arguments[0].new_empty(shape) for shape in call.shapes()]
+        types = self._types(arguments[0].dtype)
+        results = [
+            arguments[0].new_empty(shape, dtype=dtype)
+            for shape, dtype in zip(call.shapes(), types, strict=True)
+        ]
         return tuple(results) if len(results) > 1 else results[0]
 
     def _setup_context(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
