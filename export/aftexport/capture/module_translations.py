@@ -21,7 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aftexport.capture.model_inputs import is_given_mask
-from aftexport.capture.sparse_attention import attended_by_blocks, encoded_by_big_bird
+from aftexport.capture.sparse_attention import (
+    attended_by_blocks,
+    attended_in_windows,
+    classified_by_longformer,
+    encoded_by_big_bird,
+    encoded_by_longformer,
+)
 from aftexport.errors import TraceError
 from aftexport.nn.functional import (
     causal_depthwise_conv,
@@ -247,6 +253,22 @@ BLOCK_SPARSE_ATTENTION = FunctionTranslation(
     has_loop=False,
 )
 
+LONGFORMER = FunctionTranslation(
+    "LongformerModel.forward",
+    ("self", "input_ids", "attention_mask", "global_attention_mask", "token_type_ids"),
+    encoded_by_longformer,
+)
+LONGFORMER_CLASSIFIER = replace(
+    LONGFORMER,
+    name="LongformerForSequenceClassification.forward",
+    replacement=classified_by_longformer,
+)
+WINDOW_ATTENTION = FunctionTranslation(
+    "LongformerSelfAttention.forward",
+    ("self", "hidden_states", "attention_mask", "is_index_masked"),
+    attended_in_windows,
+)
+
 
 # The causal mask of softmax layers in hybrids, which is_causal of the attention replaces. Padding
 # follows the tokens of a document, so a token never sees it. Without a mask [B, 1, T, T], the
@@ -286,6 +308,9 @@ TRANSLATIONS = (
     LIGHTNING_ATTENTION,
     BIG_BIRD,
     BLOCK_SPARSE_ATTENTION,
+    LONGFORMER,
+    LONGFORMER_CLASSIFIER,
+    WINDOW_ATTENTION,
     CAUSAL_MASK,
 )
 _UNTRANSLATED = {

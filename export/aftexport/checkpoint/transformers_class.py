@@ -35,6 +35,8 @@ _READ_AT_END = tuple(
     f"{stem}{_TASK_CLASSES[0]}" for stem in ("Bart", "MBart", "Mvp", "PLBart", "MT5", "T5", "UMT5")
 )
 """Classes that classify a document by its decoder's vector at the last end token."""
+_STARTS_WITH_LAST = ("MBart", "PLBart")
+"""The starts of the names of those whose decoder begins with the last token."""
 _AUTO_MAP = "auto_map"
 """The entry of a configuration that names classes in code of its folder."""
 _AUTO_BASE = "AutoModel"
@@ -374,15 +376,20 @@ class TransformersModel(nn.Module):
     def _read_at_end(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return the logits by the decoder's vector at the last end token, or last token."""
         model: Any = self.model
-        shift = getattr(model, "_shift_right", None)
-        options = {} if shift is None else {"decoder_input_ids": shift(input_ids)}
-        vectors = model.base_model(input_ids, attention_mask=attention_mask, **options)[0]
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        documents, last = torch.arange(len(input_ids)), mask.sum(1) - 1
+        # The decoder reads the tokens after a start token; that of some models is the last token.
+        start = (
+            input_ids[documents, last]
+            if type(model).__name__.startswith(_STARTS_WITH_LAST)
+            else torch.full_like(last, model.config.decoder_start_token_id)
+        )
+        read = torch.cat([start.unsqueeze(1), input_ids[:, :-1]], 1)
+        vectors = model.base_model(input_ids, attention_mask=attention_mask, decoder_input_ids=read)
         places = torch.arange(input_ids.shape[1], device=input_ids.device)
-        is_end = input_ids == model.config.eos_token_id
-        ends = torch.where(is_end, places, -1).amax(1)
-        ends = torch.where(ends < 0, mask.sum(1) - 1, ends)
-        logits: Tensor = model.classification_head(vectors[torch.arange(len(ends)), ends])
+        ends = torch.where(input_ids == model.config.eos_token_id, places, -1).amax(1)
+        ends = torch.where(ends < 0, last, ends)
+        logits: Tensor = model.classification_head(vectors[0][documents, ends])
         return logits
 
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import naive_linear_attention as naive
@@ -85,6 +86,23 @@ def test_big_bird_equals_each_document() -> None:
             given = captured(ids, torch.tensor(lengths))
             each = [model(ids[i : i + 1, :n]) for i, n in enumerate(lengths)]
         torch.testing.assert_close(given, torch.cat(each), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification"])
+def test_longformer_equals_transformers(head: str) -> None:
+    """A classifier of documents has a global token; one of tokens has windows only."""
+    model = TransformersModel(replace(BY_TITLE["Longformer"], head=head).build(), LOGITS)
+    captured = capture(model).module()
+    generator = torch.Generator().manual_seed(0)
+    for lengths in ((1,), (2, 1), (31, 33, 64), (130, 129, 65), (513, 1)):
+        ids = torch.randint(5, VOCABULARY, (len(lengths), max(lengths)), generator=generator)
+        with torch.inference_mode():
+            given = captured(ids, torch.tensor(lengths))
+            for row, tokens in enumerate(lengths):
+                expected = model(ids[row : row + 1, :tokens], None)[0]
+                own = given[row, :tokens] if expected.dim() == 2 else given[row]
+                torch.testing.assert_close(own, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", naive.ATTENTIONS)

@@ -133,6 +133,18 @@ def test_operator_comparison_ignores_padding_rows() -> None:
     assert not compared(output, expected, "AftSimple").passed
 
 
+def test_operator_compares_empty_sums() -> None:
+    """Both logarithms of an empty sum are -inf; a model's output is never infinite."""
+    both, one = np.array([[-np.inf, 1.0]]), np.array([[0.0, 1.0]])
+    for subject, output, error in (
+        ("SoftmaxAttention", both, 0.0),
+        ("SoftmaxAttention", one, np.inf),
+        ("model", both, np.inf),
+    ):
+        case = Case("c", subject, IDS, {"output": both})
+        assert compare(case, {"output": output}, "fp32")[0].error == error
+
+
 def test_every_bound_is_given_a_reason() -> None:
     for tolerance in TOLERANCES.values():
         assert 0 < tolerance.bound < 0.1
