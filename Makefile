@@ -28,7 +28,7 @@ SYSTEM_PACKAGES := binutils ccache chromium clang curl g++ python3-venv
 
 .PHONY: demo test test-prerequisites test-all test-docs test-versions test-lower help system-packages test-native \
   native-aarch64 test-cuda cuda cuda-mutations cuda-table gpu-check gpu-roofline wheels sdist wheel-x86_64 wheel-aarch64 \
-  cuda-wheel check-wheels bench bench-model bench-quick bench-record docs load soak lint format clean
+  cuda-wheel check-wheels bench bench-model bench-encoders bench-quick bench-record models docs load soak lint format clean
 
 ## Try it
 
@@ -80,6 +80,12 @@ build/lowest/installed: constraints-lowest.txt $(VENV)/installed
 	echo "import site; site.addsitedir('$$(echo $(CURDIR)/$(VENV)/lib/python3*/site-packages)')" \
 	  > "$$(echo build/lowest/lib/python3*/site-packages)/venv.pth"
 	touch $@
+
+# FAMILIES="BERT 'T5 encoder'": only these; --fp32 leaves out the exports in bf16 and int8.
+FAMILIES ?=
+models: $(VENV)/installed  ## tiny models of transformers' families: their record, and docs/models.md from it
+	PYTHONPATH=tests:tests/support $(BIN)/python -m families $(FAMILIES)
+	$(BENCHMARKS).tables
 
 system-packages:  ## the Debian packages the suite needs: prints their names, and as root installs them
 	@echo $(SYSTEM_PACKAGES)
@@ -226,6 +232,11 @@ bench-model: $(VENV)/installed build/peers/installed  ## the same for a whole mo
 
 bench-quick: $(VENV)/installed build/peers/installed  ## core operators, the two shorter lengths
 	$(BENCHMARKS) --quick $(BENCH)
+
+# The whole table takes hours: BENCH="--shape modernbert --tokens 512 --contender aftexport_fp32 torch_sdpa" runs a part,
+# and with --record it goes into this processor's record, beside the rows of other shapes and lengths.
+bench-encoders: $(VENV)/installed build/peers/installed  ## encoders of transformers against every peer, in processes of their own
+	$(BENCHMARKS) --encoders $(BENCH)
 
 # BENCH="--tokens 1024 --rounds 1" fills the cache of torch.compile beforehand with bench-model. A record of another date
 # or commit is replaced only by BENCH=--replace.

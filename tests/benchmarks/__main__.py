@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: the core operators, a whole model, or documents in chunks."""
+"""``python -m benchmarks``: the core operators, whole models, or documents in chunks."""
 
 import argparse
 from pathlib import Path
@@ -18,6 +18,7 @@ def main() -> None:
     kind("--chunks", action="store_true", help="documents longer than memory, against whole ones")
     kind("--recurrent", action="store_true", help="the update rules of recurrent linear attention")
     kind("--recognized", action="store_true", help="other people's layers, fused and as they were")
+    kind("--encoders", action="store_true", help="encoders of transformers, by ModernBERT's shape")
     kind(
         "--quick",
         action="store_true",
@@ -34,22 +35,25 @@ def main() -> None:
         type=int,
         nargs="+",
         help="of the documents (default: 4096 16384, and 65536 262144 without --quick and --model; "
-        "with --chunks always two, 65536 1000000: the first runs whole too)",
+        "with --chunks always two, 65536 1000000: the first runs whole too; with --encoders "
+        "128 512 2048 8192)",
     )
+    add("--shape", nargs="+", choices=["modernbert", "bert"], help="of --encoders (default: both)")
+    add("--layers", type=int, help="of --encoders (default: 22 for modernbert, 12 for bert)")
     add("--contender", nargs="+", help="only these (default: all)")
     add("--dim", type=int, default=256, help="channels (default: %(default)s)")
     add("--threads", type=int, default=2, help="of every contender (default: %(default)s)")
     add(
         "--rounds",
         type=int,
-        help="of each contender (default: 11; 3 with --quick or --chunks, 7 with --model or "
-        "--recognized)",
+        help="of each contender (default: 11; 3 with --quick, --chunks or --encoders, 7 with "
+        "--model or --recognized)",
     )
     add(
         "--out",
         type=Path,
         help="for the rows (default: build/bench.json, bench_model.json, bench_chunks.json, "
-        "bench_recurrent.json or bench_recognized.json)",
+        "bench_recurrent.json, bench_recognized.json or bench_encoders.json)",
     )
     add(
         "--record",
@@ -66,11 +70,13 @@ def main() -> None:
         parser.error("--record: expected no --recognized, which has no record")
     if SOFTMAX in (options.mechanism or ()) and not options.model:
         parser.error("--mechanism softmax: expected --model with it")
+    if (options.shape or options.layers) and not options.encoders:
+        parser.error("--shape and --layers: expected --encoders with them")
     if options.chunks and options.tokens and len(options.tokens) != 2:
         parser.error("--chunks: give two --tokens")
     setup.prepare(options.threads)
     # Imported once the process is prepared.
-    from benchmarks import chunks, model, operators, recognized
+    from benchmarks import chunks, encoders, model, operators, recognized
     from benchmarks.record import RecordError
     from benchmarks.recurrent import run as recurrent
 
@@ -82,6 +88,8 @@ def main() -> None:
         chosen = recurrent
     elif options.recognized:
         chosen = recognized
+    elif options.encoders:
+        chosen = encoders
     else:
         chosen = operators
     if unknown := set(options.contender or ()) - set(chosen.CONTENDERS):

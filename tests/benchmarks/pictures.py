@@ -34,7 +34,8 @@ def draw_models(record: Mapping[str, Any], path: Path) -> None:
         f"Milliseconds of a four-layer model: {record['processor']['title']}, "
         f"{record['threads']} threads, {record['date']}"
     )
-    draw(title, panels, _styles(record), path, columns=4)
+    styles = contender_styles(record) | {_SOFTMAX: Style("gray", "dashed", "cross")}
+    draw(title, panels, styles, path, columns=4)
 
 
 def points(record: Mapping[str, Any], mechanism: str, contender: str) -> list[tuple[int, float]]:
@@ -56,7 +57,7 @@ def softmax_points(record: Mapping[str, Any]) -> list[tuple[int, float]]:
     return sorted(best.items())
 
 
-def _styles(record: Mapping[str, Any]) -> dict[str, Style]:
+def contender_styles(record: Mapping[str, Any]) -> dict[str, Style]:
     """Return a color for each family, a dash for each precision, a marker in order."""
     styles: dict[str, Style] = {}
     shown: dict[str, int] = {}
@@ -68,7 +69,7 @@ def _styles(record: Mapping[str, Any]) -> dict[str, Style]:
             _COLORS[family], _DASHES[facts["precision"]], markers[place % len(markers)],
             2 if facts["is_ours"] else 1.2,
         )  # fmt: skip
-    return styles | {_SOFTMAX: Style("gray", "dashed", "cross")}
+    return styles
 
 
 def speedups(rows: Sequence[Row]) -> dict[str, dict[str, float]]:

@@ -74,3 +74,16 @@ TITLES = {
 def label(ratio: float) -> str:
     """Return a ratio with two digits, as the tables show it."""
     return f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:.0f}"
+
+
+def limits_sentence(record: Record) -> str:
+    """Return a sentence with the rates that were measured beside the rows, if there are any."""
+    measured = [row["limits"] for row in record["rows"] if "limits" in row]
+    if not measured:
+        return ""
+    best = {kind: max(limits[kind] for limits in measured) for kind in measured[0]}
+    rates = ", ".join(f"{rate:.0f} in {kind}" for kind, rate in best.items() if kind != "copy")
+    return (
+        f"The processor's limits in the same run, at their best: {rates} (billions of "
+        f"multiply-adds a second from registers), and copies of {best['copy']:.0f} GB/s."
+    )

@@ -11,7 +11,10 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from families.record import families_table
+
 from benchmarks import aarch64, pictures
+from benchmarks.encoder_tables import draw_latest, encoder_tables
 from benchmarks.record import REGISTRY, read_records, read_registry, write_record
 from benchmarks.recurrent.tables import recurrent_tables
 from benchmarks.setup import prepare
@@ -23,6 +26,7 @@ from benchmarks.table_parts import (
     best_peer,
     grouped,
     label,
+    limits_sentence,
     row_of,
     setting,
     versions,
@@ -30,7 +34,7 @@ from benchmarks.table_parts import (
 from benchmarks.workloads import SOFTMAX
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/benchmarks.md", "docs/kernels.md")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/kernels.md", "docs/models.md")
 LARGE_ERROR = 0.1
 """The error of a peer, relative to the largest logit, above which a ratio names it."""
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
@@ -94,6 +98,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed": speed_table,
     "models": model_tables,
     "recurrent": recurrent_tables,
+    "encoders": encoder_tables,
+    "families": families_table,
     "peers": peers_table,
     "instructions": instructions_table,
 }
@@ -175,7 +181,7 @@ def record_parts(record: Record) -> Iterator[str]:
     yield f"Measured on {setting(record)}.{versions(record)}"
     if "note" in record:
         yield record["note"]
-    if limits := _limits(record):
+    if limits := limits_sentence(record):
         yield limits
     lengths = sorted({tokens for _, tokens in grouped(record["rows"])})
     for tokens in lengths:
@@ -200,18 +206,6 @@ def _refusals(record: Record) -> Iterator[str]:
             f"- {TITLES.get(mechanism, mechanism)}, {', '.join(titles)}: {reason}."
             for (mechanism, reason), titles in reasons.items()
         )
-
-
-def _limits(record: Record) -> str:
-    measured = [row["limits"] for row in record["rows"] if "limits" in row]
-    if not measured:
-        return ""
-    best = {kind: max(limits[kind] for limits in measured) for kind in measured[0]}
-    rates = ", ".join(f"{rate:.0f} in {kind}" for kind, rate in best.items() if kind != "copy")
-    return (
-        f"The processor's limits in the same run, at their best: {rates} (billions of "
-        f"multiply-adds a second from registers), and copies of {best['copy']:.0f} GB/s."
-    )
 
 
 def _ratio(record: Record, group: Mapping[str, Row], precision: str) -> tuple[str, str] | None:
@@ -266,3 +260,4 @@ if __name__ == "__main__":
     write_registry()
     write_tables()
     pictures.draw_all(widest(read_records("models")))
+    draw_latest()

@@ -12,6 +12,7 @@ import onnx.inliner
 import torch
 from numpy.typing import NDArray
 from stock_attention import use_stock_attention
+from torch import nn
 
 from aftexport.capture.capture import capture
 from aftexport.lowering.finish import finish
@@ -21,18 +22,30 @@ from benchmarks.workloads import HEADS, SOFTMAX, TAPS, WINDOW, Workload, plain_f
 
 DEPTH, VOCABULARY = 4, 8_192
 FFN_FACTOR = 4
+CALIBRATION_DOCUMENTS, CALIBRATION_TOKENS = 8, 1_024
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
     """A classifier in float32 on random weights, and its graphs."""
 
-    module: DocumentClassifier
+    module: nn.Module
+
+    @cached_property
+    def program(self) -> torch.export.ExportedProgram:
+        """The captured program, for every length."""
+        return capture(self.module, max_tokens=self.max_length)
 
     @cached_property
     def lowered(self) -> onnx.ModelProto:
         """The graph with custom operators, before any pass."""
-        return lower(capture(self.module, max_tokens=self.module.max_length))
+        return lower(self.program)
+
+    @property
+    def max_length(self) -> int | None:
+        """The maximum tokens of a document; None for any number."""
+        length: int | None = getattr(self.module, "max_length", None)
+        return length
 
     def graph(self, precision: str = "fp32") -> onnx.ModelProto:
         """Return the exported graph, as a bundle contains it."""
@@ -42,6 +55,18 @@ class Model:
     def standard_graph(self) -> onnx.ModelProto:
         """The exported graph with the bodies of custom operators in their place."""
         return onnx.inliner.inline_local_functions(self.graph())
+
+    def calibration(self) -> list[dict[str, NDArray[np.int64]]]:
+        """Return documents on which a contender finds the ranges of activations."""
+        random = np.random.default_rng(1)
+        tokens = min(self.max_length or CALIBRATION_TOKENS, CALIBRATION_TOKENS)
+        return [
+            {
+                "input_ids": random.integers(0, VOCABULARY, (1, tokens)),
+                "lengths": np.array([tokens]),
+            }
+            for _ in range(CALIBRATION_DOCUMENTS)
+        ]
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,14 @@ class GraphAndOperator(Graph, OperatorContender):
         return lambda: session.run(None, feeds)
 
 
+class StandardGraph(Graph):
+    """The graph of standard operators."""
+
+    def prepare(self, task: Task, threads: int) -> Prepared:
+        """Load the graph."""
+        return self._loaded(task.model.standard_graph, task, threads)
+
+
 class QuantizedGraph(Graph):
     """The graph without our kernels and with int8 products; each run finds their ranges."""
 
@@ -78,3 +86,4 @@ CONTENDERS = (
     GraphAndOperator("ort_portable", "ONNX Runtime"),
     QuantizedGraph("ort_dynamic_int8", "ONNX Runtime, dynamic int8", "int8"),
 )
+ENCODERS = (*CONTENDERS[:3], StandardGraph("ort_standard", "ONNX Runtime"))

@@ -1,4 +1,4 @@
-"""OpenVINO on the exported graph: in float32, in bf16, and in int8 by NNCF."""
+"""OpenVINO: in float32, in bf16, and in int8 by NNCF."""
 
 import logging
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import Any
 
 import nncf
-import numpy as np
 import onnx
 import onnx.inliner
 import openvino
@@ -20,12 +19,11 @@ from benchmarks.contenders.contender import (
     Prepared,
     last_line,
 )
-from benchmarks.task import VOCABULARY, Model, Task
+from benchmarks.task import Model, Task
 from benchmarks.workloads import Tensors, Workload, single_operator
 
 _CORE = openvino.Core()
 _HINTS = {"fp32": "f32", "bf16": "bf16"}
-_CALIBRATION_DOCUMENTS, _CALIBRATION_TOKENS = 8, 1_024
 logging.getLogger("nncf").setLevel(logging.ERROR)
 
 
@@ -90,6 +88,16 @@ class OpenVinoDynamicInt8(OpenVino):
         return {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "256"}
 
 
+@dataclass(frozen=True, eq=False)
+class OpenVinoTorch(OpenVino):
+    """The model converted from PyTorch, which keeps its attention as one operator."""
+
+    def graph(self, model: Model) -> openvino.Model:
+        """Convert the program, and quantize it for int8."""
+        converted = openvino.convert_model(model.program)
+        return _by_nncf(converted, model) if self.precision == "int8" else converted
+
+
 @lru_cache(maxsize=1)
 def _standard(model: Model) -> openvino.Model:
     return read(model.standard_graph)
@@ -97,15 +105,15 @@ def _standard(model: Model) -> openvino.Model:
 
 @lru_cache(maxsize=1)
 def _quantized(model: Model) -> openvino.Model:
-    random = np.random.default_rng(1)
-    tokens = min(model.module.max_length or _CALIBRATION_TOKENS, _CALIBRATION_TOKENS)
-    documents = [
-        {"input_ids": random.integers(0, VOCABULARY, (1, tokens)), "lengths": np.array([tokens])}
-        for _ in range(_CALIBRATION_DOCUMENTS)
-    ]
+    return _by_nncf(_standard(model), model)
+
+
+def _by_nncf(graph: openvino.Model, model: Model) -> openvino.Model:
+    """Return a graph whose weights and activations NNCF has quantized on documents."""
+    documents = model.calibration()
     try:
         return nncf.quantize(
-            _standard(model), nncf.Dataset(documents), model_type=nncf.ModelType.TRANSFORMER,
+            graph, nncf.Dataset(documents), model_type=nncf.ModelType.TRANSFORMER,
             subset_size=len(documents),
         )  # fmt: skip
     except nncf.InternalError as error:
@@ -147,4 +155,10 @@ CONTENDERS = (
     OpenVino("openvino_bf16", "OpenVINO bf16", "bf16", rest="bf16"),
     OpenVinoInt8("openvino_int8", "OpenVINO int8 (NNCF)", "int8", rest="bf16"),
     OpenVinoDynamicInt8("openvino_dynamic_int8", "OpenVINO dynamic int8 (NNCF)", "int8"),
+)
+ENCODERS = (
+    *CONTENDERS[:3],
+    OpenVinoTorch("openvino_torch_fp32", "OpenVINO from PyTorch"),
+    OpenVinoTorch("openvino_torch_bf16", "OpenVINO from PyTorch, bf16", "bf16", rest="bf16"),
+    OpenVinoTorch("openvino_torch_int8", "OpenVINO from PyTorch, int8 (NNCF)", "int8", rest="bf16"),
 )

@@ -100,3 +100,4 @@ CONTENDERS = (
     ),
     Eager("torch_eager", "PyTorch eager"),
 )  # fmt: skip
+ENCODERS = (Eager("torch_sdpa", "PyTorch SDPA"), *CONTENDERS[3:5])
