@@ -165,7 +165,7 @@ def _write(places: _Places, precision: str) -> None:
     example = torch.ones(1, _CALIBRATION_TOKENS, dtype=torch.int64)
     program = torch.export.export(_Encoder(model), (example,), dynamic_shapes=axes)
     torch.export.save(program, places.folder / _PROGRAM)
-    exported = torch.onnx.export(program, dynamo=True, verbose=False)
+    exported = torch.onnx.export(program, dynamo=True, output_names=["logits"], verbose=False)
     assert exported is not None
     exported.save(places.folder / _STANDARD)
 

@@ -139,7 +139,7 @@ def attended_in_windows(
     query, first = (x.unflatten(2, (self.num_heads, -1)) for x in (query, key[:, :1]))
     score = (query * first).sum(3) * self.head_dim**-0.5
     share = (score - log_sum.to(score.dtype)).sigmoid().unsqueeze(3)
-    mixed = mixed.unflatten(2, (self.num_heads, -1))
+    mixed = mixed.reshape(query.shape)
     mixed = mixed + share * (value[:, :1].unflatten(2, (self.num_heads, -1)) - mixed)
     # A slice has strides of the whole, of which torch.export asks whether the batch is 1.
     query = self.query_global(hidden_states.index_select(1, torch.zeros_like(lengths[:1])))

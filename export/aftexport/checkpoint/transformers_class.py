@@ -377,16 +377,18 @@ class TransformersModel(nn.Module):
         """Return the logits by the decoder's vector at the last end token, or last token."""
         model: Any = self.model
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        documents, last = torch.arange(len(input_ids)), mask.sum(1) - 1
+        documents, last = torch.arange(input_ids.shape[0], device=mask.device), mask.sum(1) - 1
         # The decoder reads the tokens after a start token; that of some models is the last token.
         start = (
             input_ids[documents, last]
             if type(model).__name__.startswith(_STARTS_WITH_LAST)
             else torch.full_like(last, model.config.decoder_start_token_id)
         )
-        read = torch.cat([start.unsqueeze(1), input_ids[:, :-1]], 1)
-        vectors = model.base_model(input_ids, attention_mask=attention_mask, decoder_input_ids=read)
         places = torch.arange(input_ids.shape[1], device=input_ids.device)
+        # A slice without the last token would have no size that torch.export keeps for one token.
+        before = input_ids[:, (places - 1).clamp(min=0)]
+        read = torch.where(places > 0, before, start.unsqueeze(1))
+        vectors = model.base_model(input_ids, attention_mask=attention_mask, decoder_input_ids=read)
         ends = torch.where(input_ids == model.config.eos_token_id, places, -1).amax(1)
         ends = torch.where(ends < 0, last, ends)
         logits: Tensor = model.classification_head(vectors[0][documents, ends])

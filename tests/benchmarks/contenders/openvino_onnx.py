@@ -43,7 +43,8 @@ class OpenVino(ModelContender):
         model = self.graph(task.model).clone()
         request = _compile(model, task.arrays, threads, rest, **self.settings())
         arrays = task.arrays
-        return Prepared(lambda: request.infer(arrays)[0])
+        release = request.get_compiled_model().release_memory
+        return Prepared(lambda: request.infer(arrays)[0], release=release)
 
     def graph(self, model: Model) -> openvino.Model:
         """Return the graph to compile."""

@@ -64,6 +64,7 @@ def test_models_equal_pytorch(name: str) -> None:
         ("LFM2", {torch.ops.aftexport.causal_depthwise_conv.default}),
         ("MiniMax", {torch.ops.aftexport.recurrent_linear_attention.default}),
         ("Mixtral", ()),
+        ("T5", ()),
     ],
 )
 def test_families_equal_transformers(title: str, operators: Collection[Any]) -> None:
