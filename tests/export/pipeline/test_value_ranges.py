@@ -7,6 +7,7 @@ import onnx
 import pytest
 import torch
 from rich.console import Console
+from token_models import Hybrid, Softmax
 from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
@@ -150,6 +151,12 @@ def test_long_documents_are_bounded_or_compared() -> None:
     assert long_inputs(bounded) is None
     with pytest.raises(UsageError, match="100000"):
         bounded_spec(graph, SPEC, 100_000, can_compare=False)
+
+
+@pytest.mark.parametrize(("window", "most"), [(3, None), (-1, MAX_FLOAT16)])
+def test_pairs_of_tokens_are_not_compared(window: int, most: int | None) -> None:
+    graph = graph_of(Hybrid(Softmax(left=window, right=window)))
+    assert bounded_spec(graph, SPEC, None, can_compare=True).max_tokens == most
 
 
 def test_bound_of_float16_is_not_the_models(tmp_path: Path) -> None:
