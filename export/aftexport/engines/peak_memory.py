@@ -416,14 +416,10 @@ def _multiply_adds(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) ->
 def _packed_keys(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> int:
     """Return the bytes of the keys and values that SoftmaxAttention packs, in float32."""
     numbers = {one.name: one.i for one in node.attribute}
-    heads = numbers.get("kv_num_heads", 0) or numbers["num_heads"]
+    heads = int(numbers.get("kv_num_heads", 0) or numbers["num_heads"])
     key, value = (_shape(types[name]) for name in node.input[1:3])
-    rows = heads * math.prod(key[:2])
-    return (
-        4
-        * rows
-        * sum(-(-width // heads // _MAX_LANES) * _MAX_LANES for width in (key[2], value[2]))
-    )
+    widths = (-(-width // heads // _MAX_LANES) * _MAX_LANES for width in (key[2], value[2]))
+    return 4 * heads * key[0] * key[1] * sum(widths)
 
 
 def _spread_items(one: Sequence[int], other: Sequence[int]) -> int:
