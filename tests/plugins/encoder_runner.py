@@ -98,6 +98,8 @@ def open_session(
     plugin = {"domain": "ai.aftexport", "plugin_namespace": "", "plugin_version": "1"}
     results = OUTPUTS.get(op, ["output"])
     given = [name if name in inputs else "" for name in INPUTS[op]]
+    while not given[-1]:
+        given.pop()
     node = helper.make_node(op, given, results, **plugin, **attributes)
     graph = helper.make_graph(
         [node],

@@ -4,9 +4,8 @@ The match is by structure, axes and constants, never by name.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
-import numpy as np
 import onnx_ir as ir
 
 from aftexport.lowering import nodes as match
@@ -172,9 +171,8 @@ def _root_mean_square(
 
 def _keeps_rows(mean: ir.Node) -> bool:
     """Return whether a mean is over the last axis, which stays."""
-    axes = mean.inputs[1] if len(mean.inputs) > 1 else None
-    places = match.constant(axes).ravel().tolist() if _is_constant(axes) else []
-    return places in ([-1], [_RANK - 1]) and mean.attributes.get_int("keepdims", 1) == 1
+    axes = _integers(mean.inputs[1]) if len(mean.inputs) > 1 else None
+    return axes in ([-1], [_RANK - 1]) and mean.attributes.get_int("keepdims", 1) == 1
 
 
 @dataclass(frozen=True)
@@ -260,26 +258,25 @@ def _columns(user: ir.Node, layer: Linear) -> list[Columns] | None:
     if user.op_type != "Split" or user.attributes.get_int("axis", 0) not in (-1, _RANK - 1):
         return None
     count = len(user.outputs)
-    sizes = [-(-layer.columns // count)] * count
+    sizes: list[int] | None = [-(-layer.columns // count)] * count
     if len(user.inputs) > 1 and user.inputs[1] is not None:
-        if not _is_constant(user.inputs[1]):
-            return None
-        sizes = match.constant(user.inputs[1]).tolist()
-    begins = np.cumsum([0, *sizes])
+        sizes = _integers(user.inputs[1])
+    if sizes is None:
+        return None
+    ends = [min(end, layer.columns) for end in accumulate(sizes, initial=0)]
     return [
-        Columns(value, int(begin), min(int(begin) + size, layer.columns))
-        for value, begin, size in zip(user.outputs, begins, sizes, strict=False)
+        Columns(value, begin, end)
+        for value, (begin, end) in zip(user.outputs, pairwise(ends), strict=False)
     ]
 
 
 def _slice_columns(user: ir.Node, layer: Linear) -> list[Columns] | None:
-    numbers = [match.constant(v).ravel().tolist() if _is_constant(v) else None
-               for v in user.inputs[1:]]  # fmt: skip
-    if len(numbers) < 3 or None in numbers[:2] or numbers[2] not in ([-1], [_RANK - 1]):
+    numbers: list[list[int] | None] = [_integers(value) for value in user.inputs[1:]]
+    numbers += [[1] for _ in range(4 - len(numbers))]
+    begins, ends, axes, steps = numbers
+    if not begins or not ends or axes not in ([-1], [_RANK - 1]) or steps != [1]:
         return None
-    if len(numbers) > 3 and numbers[3] != [1]:
-        return None
-    begin, end, _ = slice(numbers[0][0], numbers[1][0]).indices(layer.columns)  # type: ignore[index]
+    begin, end, _ = slice(begins[0], ends[0]).indices(layer.columns)
     return [Columns(user.outputs[0], begin, end)] if begin < end else None
 
 
@@ -298,8 +295,11 @@ def _is_vector(value: ir.Value, size: int) -> bool:
     return value.const_value is not None and tuple(value.const_value.shape) == (size,)
 
 
-def _is_constant(value: ir.Value | None) -> bool:
-    return value is not None and value.const_value is not None
+def _integers(value: ir.Value | None) -> list[int] | None:
+    """Return the numbers of a constant vector; None for another value."""
+    if value is None or value.const_value is None:
+        return None
+    return [int(number) for number in match.constant(value).ravel()]
 
 
 def _scalar(value: ir.Value | None) -> float | None:

@@ -24,12 +24,12 @@ class Arithmetic(Enum):
     TENSORS = "tensors"
     BFLOAT16 = "bfloat16"
 
-    def name(self, value: str) -> str:
+    def operand(self, name: str) -> str:
         """Return the value of the body in place of an input."""
-        return f"{value}_f" if self is Arithmetic.FLOAT32 else value
+        return f"{name}_f" if self is Arithmetic.FLOAT32 else name
 
     def casts(self, inputs: Sequence[str]) -> str:
-        """Return the first lines of a body, which define the values of ``name``."""
+        """Return the first lines of a body, which define the values of ``operand``."""
         return as_float(*inputs) if self is Arithmetic.FLOAT32 else ""
 
     def product(self, result: str, left: str, right: str) -> str:
@@ -47,9 +47,9 @@ class Arithmetic(Enum):
         """Return the lines of a linear layer with the inputs of ``layer_inputs``."""
         weight, bias = layer_inputs(layer)
         if bias not in present:
-            return self.product(result, left, self.name(weight))
-        product = self.product(f"{result}_product", left, self.name(weight))
-        return f"{product}{result} = Add({result}_product, {self.name(bias)})\n"
+            return self.product(result, left, self.operand(weight))
+        product = self.product(f"{result}_product", left, self.operand(weight))
+        return f"{product}{result} = Add({result}_product, {self.operand(bias)})\n"
 
     def activation(self, function: str, result: str, x: str, *, has_gelu: bool) -> str:
         """Return the lines of an activation; opsets from 20 on have an operator Gelu."""
@@ -70,11 +70,11 @@ class Arithmetic(Enum):
 
     def normed(self, norm: str, present: Collection[str]) -> tuple[str, str]:
         """Return the lines of the norm, and the name of its result; without one, that of x."""
-        x = self.name("x")
+        x = self.operand("x")
         if "norm_weight" not in present:
             return "", x
-        weight = self.name("norm_weight")
-        bias = [self.name("norm_bias")] if "norm_bias" in present else []
+        weight = self.operand("norm_weight")
+        bias = [self.operand("norm_bias")] if "norm_bias" in present else []
         if norm == "layer":
             operands = ", ".join([x, weight, *bias])
             settings = "<axis = -1, epsilon: float = @epsilon>"
@@ -241,9 +241,9 @@ def _query_key_value_body(
     lines = arithmetic.casts(LAYER_NORM_QUERY_KEY_VALUE.given(present)) + normed_lines
     for name in _OUTPUTS:
         result = f"{name}_product"
-        lines += arithmetic.product(result, normed, arithmetic.name(f"{name}_weight"))
+        lines += arithmetic.product(result, normed, arithmetic.operand(f"{name}_weight"))
         if f"{name}_bias" in present:
-            lines += f"{name}_sum = Add({result}, {arithmetic.name(f'{name}_bias')})\n"
+            lines += f"{name}_sum = Add({result}, {arithmetic.operand(f'{name}_bias')})\n"
             result = f"{name}_sum"
         lines += arithmetic.output(name, result)
     return lines
@@ -298,7 +298,7 @@ def _feed_forward_body(
         + arithmetic.activation(activation, "activated", "hidden", has_gelu=has_gelu)
         + gate
         + arithmetic.linear("change", hidden, "out", present)
-        + f"sum = Add({arithmetic.name('x')}, change)\n"
+        + f"sum = Add({arithmetic.operand('x')}, change)\n"
         + arithmetic.output("output", "sum")
     )
 
@@ -330,8 +330,8 @@ _RESIDUAL_INPUTS = ("x", "weight", "bias", "residual")
 def _residual_body(*, present: Collection[str], arithmetic: Arithmetic = Arithmetic.FLOAT32) -> str:
     return (
         arithmetic.casts(LINEAR_RESIDUAL.given(present))
-        + arithmetic.linear("change", arithmetic.name("x"), "", present)
-        + f"sum = Add({arithmetic.name('residual')}, change)\n"
+        + arithmetic.linear("change", arithmetic.operand("x"), "", present)
+        + f"sum = Add({arithmetic.operand('residual')}, change)\n"
         + arithmetic.output("output", "sum")
     )
 

@@ -58,18 +58,23 @@ class FeedForwardBlock {
   }
 
  private:
-  // Computes and encodes columns [begin, end) of the hidden layer.
+  // Computes and encodes columns [begin, end) of the hidden layer. The form of most encoders has code without a choice.
   void compute_hidden(int64_t begin, int64_t end) const {
+    constexpr bool kCoarse = Product::kMethod != Method::kFloat32;
     if (p_.weight_up)
       for (int64_t column = begin; column < end; column += kUpColumns) {
         const int64_t stop = min(end, column + kUpColumns);
         multiply_up(column, stop);
-        multiply_in(begin, column, stop, [&](int64_t row, int64_t c, Vec activated) AFT_LAMBDA_INLINE {
-          return activated * load(up_ + row * kUpColumns + c - column);
+        multiply_in(begin, column, stop, [&](int64_t row, int64_t c, Vec x) AFT_LAMBDA_INLINE {
+          return activate<kCoarse>(p_.activation, x) * load(up_ + row * kUpColumns + c - column);
         });
       }
+    else if (p_.activation == Activation::kGelu)
+      multiply_in(begin, begin, end,
+                  [](int64_t, int64_t, Vec x) AFT_LAMBDA_INLINE { return activate<kCoarse>(Activation::kGelu, x); });
     else
-      multiply_in(begin, begin, end, [](int64_t, int64_t, Vec activated) AFT_LAMBDA_INLINE { return activated; });
+      multiply_in(begin, begin, end,
+                  [&](int64_t, int64_t, Vec x) AFT_LAMBDA_INLINE { return activate<kCoarse>(p_.activation, x); });
     if constexpr (Product::kScaled)
       for (int64_t r = 0; r < rows_; ++r) Product::encode(sums_ + r * kSums, end - begin, hidden_.words(0, r));
   }
@@ -92,10 +97,10 @@ class FeedForwardBlock {
                });
   }
 
-  // Encodes gate(row, column, activation(norm(X) W_in + b_in)) in columns [column, stop) of the chunk that starts at
-  // `begin`, or leaves it in the sums where a row is encoded by its range.
-  template <class GateBy>
-  void multiply_in(int64_t begin, int64_t column, int64_t stop, const GateBy& gate) const {
+  // Encodes hidden(row, column, norm(X) W_in + b_in) in columns [column, stop) of the chunk that starts at `begin`, or
+  // leaves it in the sums where a row is encoded by its range.
+  template <class HiddenOf>
+  void multiply_in(int64_t begin, int64_t column, int64_t stop, const HiddenOf& hidden) const {
     const int64_t last = ceil_div(width_, Left::kChunk) - 1;
     for (int64_t chunk = 0; chunk < last; ++chunk)
       multiply(left_, chunk, *p_.weight_in, chunk, column, stop, rows_,
@@ -114,7 +119,7 @@ class FeedForwardBlock {
                  Vec x = values[v];
                  if (p_.bias_in) x += load(p_.bias_in + c, hidden_width_ - c);
                  if (last > 0) x += load(sum + v * kLanes);
-                 activated[v] = gate(row, c, activate<Product::kMethod != Method::kFloat32>(p_.activation, x));
+                 activated[v] = hidden(row, c, x);
                }
                encode_tile(activated, row, tile - begin, sum);
              });

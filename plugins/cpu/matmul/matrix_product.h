@@ -3,14 +3,15 @@
 // Cost:     bound by multiply-adds: per step one vector load for each vector of the panel and one broadcast per row
 //           feed kTileVectors multiply-adds per row.
 // Method:   a tile of kTileRows rows by kPanel columns is summed in registers. The rows of a block lie in the
-//           second-level cache, a panel of weights in the first while they all pass it. The epilogue of a tile is the
-//           caller's: bias, activation and residual cost no pass over memory.
+//           second-level cache, a panel of weights in the first while they all pass it, and the first tiles fetch the
+//           next panel. The epilogue of a tile is the caller's: bias, activation and residual cost no pass over memory.
 // See:      weight_layout.h, select_product.h
 #pragma once
 
 #include "matmul/weight_layout.h"
 #include "matmul/select_product.h"
 #include "matmul/tile_neon.h"
+#include "simd/load_store.h"
 
 namespace aft::AFT_ISA {
 
@@ -66,9 +67,14 @@ struct Panel {
 template <class Sink>
 AFT_INLINE void prefetch_sink(const Sink&, int64_t, int64_t) {}
 
+// What a tile fetches of the next panel per step: all of it in one or two tiles. Beside 24 multiply-adds that is free,
+// and the panel would else arrive no faster than the first tile waits for it.
+constexpr int64_t kFetchedFloats = min(kPanel, kLineElements<float>);
+
 // Sums go through memory to the sink, which runs as a loop over rows: unrolled with them it would be long code.
 template <class Product, int kRows, class Sink>
-void multiply_tile(const float* left, const Panel<Product>& panel, int64_t first_row, const Sink& sink) {
+void multiply_tile(const float* left, const Panel<Product>& panel, int64_t first_row,
+                   [[maybe_unused]] const float* fetched, const Sink& sink) {
   constexpr int64_t kPitch = LeftRows<Product>::kPitch;
   typename Product::Sum sum[kRows][kTileVectors] = {};
 #if defined(__aarch64__)
@@ -78,6 +84,7 @@ void multiply_tile(const float* left, const Panel<Product>& panel, int64_t first
   for (int r = 0; r < kRows; ++r) prefetch_sink(sink, first_row + r, panel.first_column);
   for (int64_t step = 0; step < panel.steps; ++step, words += kPanel) {
     const Vec first = load(words), second = load(words + kLanes);
+    prefetch_later(fetched + step * kFetchedFloats);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       sum[r][0] = Product::multiply_add(sum[r][0], left + r * kPitch + step, first);
@@ -122,6 +129,11 @@ void multiply_in_tiles(const float* left, int64_t rows, int64_t panels, const Pa
   }
 }
 
+template <int kHeight>
+struct TileHeight {
+  static constexpr int kRows = kHeight;
+};
+
 // Gives sink(row, column, values) the products of encoded rows, the first at `left`, with panels panel_at(0) to
 // panel_at(panels - 1): `values` are the kPanel columns from `column` on. The last rows of a block take tiles
 // with fewer rows, so that no row is computed in vain.
@@ -133,11 +145,18 @@ void multiply_panels(const float* left, int64_t rows, int64_t panels, const Pane
     constexpr int64_t kPitch = LeftRows<Product>::kPitch;
     for (int64_t i = 0; i < panels; ++i) {
       const Panel<Product> panel = panel_at(i);
-      int64_t row = 0;
-      for (; row + kTileRows <= rows; row += kTileRows)
-        multiply_tile<Product, kTileRows>(left + row * kPitch, panel, row, sink);
-      for (; row + 3 <= rows; row += 3) multiply_tile<Product, 3>(left + row * kPitch, panel, row, sink);
-      for (; row < rows; ++row) multiply_tile<Product, 1>(left + row * kPitch, panel, row, sink);
+      const float* const next = i + 1 < panels ? panel_at(i + 1).words : nullptr;
+      int64_t row = 0, fetched = 0;
+      const auto multiply_rows = [&](auto height) AFT_LAMBDA_INLINE {
+        constexpr int kRows = decltype(height)::kRows;
+        const bool fetches = next && fetched < panel.steps * kPanel;
+        multiply_tile<Product, kRows>(left + row * kPitch, panel, row, fetches ? next + fetched : panel.words, sink);
+        row += kRows;
+        fetched += panel.steps * kFetchedFloats;
+      };
+      while (row + kTileRows <= rows) multiply_rows(TileHeight<kTileRows>{});
+      while (row + 3 <= rows) multiply_rows(TileHeight<3>{});
+      while (row < rows) multiply_rows(TileHeight<1>{});
     }
   }
 }
