@@ -391,7 +391,9 @@ def _multiply_adds(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) ->
     """Return the multiply-adds of a standard operator for products; 0 for others."""
     if node.domain or node.op_type not in ("MatMul", "Gemm", "Einsum", "Conv"):
         return 0
-    shapes = [_shape(types[name]) for name in node.input if name]
+    shapes = [_shape(types[name]) if name in types else () for name in node.input if name]
+    if not all(shapes):  # the rank is unknown
+        return 0
     output = math.prod(_shape(types[node.output[0]]))
     match node.op_type:
         case "MatMul":
