@@ -423,12 +423,16 @@ class _Writer:
         total = int(np.prod([shape[axis] for axis in operand.order[2:]]))
         flat = channels.reshape(-1)
         first = int(flat[0])
-        if np.array_equal(flat, np.arange(total)):
-            return value
-        if np.array_equal(flat, np.arange(first, first + len(flat))):
+        if not np.array_equal(flat, np.arange(first, first + len(flat))):
+            value = new.add("Gather", value, new.constant(flat), axis=2)
+        elif len(flat) < total:
             bounds = [new.constant([n]) for n in (first, first + len(flat), 2)]
-            return new.add("Slice", value, *bounds)
-        return new.add("Gather", value, new.constant(flat), axis=2)
+            value = new.add("Slice", value, *bounds)
+        if value is not operand.source:  # a plan for chunks reads the width
+            axes = operand.source.shape
+            lead = [None, None] if axes is None else [axes[axis] for axis in operand.order[:2]]
+            value.shape, value.type = ir.Shape([*lead, len(flat)]), operand.source.type
+        return value
 
     def _caches(self, rotary: Rotary, dtype: np.dtype[np.generic]) -> tuple[ir.Value, ir.Value]:
         """Return cosines and sines ``[P, r / 2]``, of all tokens of a run."""
@@ -441,7 +445,9 @@ class _Writer:
                 end, step = (2 * half, 2) if rotary.interleaved else (half, 1)
                 bounds = [new.constant([n]) for n in (0, end, -1, step)]
                 value = new.add("Slice", value, *bounds)
-            found.append(new.add("Reshape", value, new.constant([-1, half])))
+            rows = new.add("Reshape", value, new.constant([-1, half]))
+            rows.shape, rows.dtype = ir.Shape([None, half]), ir.DataType.from_numpy(dtype)
+            found.append(rows)
         self.caches[rotary] = (found[0], found[1])
         return self.caches[rotary]
 
