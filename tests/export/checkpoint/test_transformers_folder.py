@@ -401,5 +401,8 @@ def test_linear_attention_in_code_is_fused(tmp_path: Path, monkeypatch: pytest.M
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the library, about the code
         bundle = export(folder, trust_remote_code=True)
-    assert bundle.manifest.operators == {"NormalizedLinearAttention": 1}
+    assert bundle.manifest.operators == {
+        "LayerNormQueryKeyValue": 1,
+        "NormalizedLinearAttention": 1,
+    }
     assert list(bundle.manifest.heads["logits"].names) == list(folders.LABELS)

@@ -157,6 +157,7 @@ def of_longer_documents() -> dict[str, nn.Module]:
     return {f.__name__: Layer(f) for f in few}
 
 
+SOFTMAX_ATTENTION = frozenset(("dot_product", "dot_product_gated", "dot_product_of_one_key"))
 PRODUCTS = frozenset((
     "cross_masked_below_alone",
     "cross_of_queries_below",

@@ -334,7 +334,8 @@ def test_hybrids_are_recognized_too() -> None:
     counts = operators_in(model)
     assert not found.near_misses
     assert (counts["SoftmaxAttention"], counts["RecurrentLinearAttention"]) == (3, 1)
-    assert [match.attributes.get("window_right") for match in found.matches] == [20, None, 0]
+    # The third is a layer of aftexport, which calls the operator.
+    assert [match.attributes.get("window_right") for match in found.matches] == [20, None]
     assert_equal(module, model)
 
 

@@ -197,6 +197,12 @@ class _Rewriter:
         heads = len(query.channels)
         if not len(key.channels) == len(value.channels) == heads:
             raise NearMissFound("its keys and values have other heads")
+        tokens = [
+            [run[str(one.source.name)].shape[one.order[1]] for run in runs_of(probed)]
+            for one in (query, key, value)
+        ]
+        if not tokens[0] == tokens[1] == tokens[2]:
+            raise NearMissFound("its keys have other tokens than its queries")
         groups = len(grouped(key.channels, value.channels))
         target, is_by_token = self._target(output, heads)
         kinds = {probed.dtype(v) for v in (query.source, key.source, value.source, target)}
