@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+import numpy as np
 import onnx_ir as ir
 
 from aftexport.lowering.graph_values import (
@@ -290,16 +291,32 @@ def is_position_embedding(
     if node.op_type == "Gather":
         is_of_rows = node.attributes.get_int("axis", 0) == 0
         return is_of_rows and kinds[others[0]] is Kind.POSITIONS
+    return _takes_first_rows(node, kinds, constants, axis=0)
+
+
+def _takes_first_rows(
+    node: ir.Node, kinds: Mapping[str, Kind], constants: Mapping[str, Array], *, axis: int
+) -> bool:
+    """Return whether a node takes the first rows along an axis, one for each token."""
+    _, *others = names_of(node.inputs)
     if node.op_type != "Slice" or len(others) < 3:
         return False
     start, end, *axes_and_step = others
-    wanted = ([0], [1])
+    wanted = ([axis], [1])
     has_values = all(
         constants[name].tolist() == value if name in constants else not name
         for name, value in zip(axes_and_step, wanted, strict=False)
     )
     is_first = start in constants and constants[start].tolist() == [0]
     return is_first and has_values and kinds[end] is Kind.LENGTH
+
+
+def _position_ids(step: Step) -> Kind | None:
+    """Return the kind of the first numbers of a table ``[1, N]`` of all positions."""
+    table = step.constants.get(step.inputs[0])
+    if table is None or not _takes_first_rows(step.node, step.kinds, step.constants, axis=1):
+        return None
+    return Kind.POSITIONS if np.array_equal(table, [np.arange(table.size)]) else None
 
 
 def _position_embedding(step: Step) -> Kind | None:
@@ -319,6 +336,20 @@ def _position_embedding(step: Step) -> Kind | None:
         if all(name in step.constants and step.constants[name].ndim < 2 for name in others):
             return Kind.POSITION_EMBEDDING
     raise refused(node, "uses the positions of tokens")
+
+
+def _fill(step: Step) -> Kind | None:
+    """Return the kind of rows of a table with equal numbers, or of one and the same row for all."""
+    node, kinds, (first, *rest) = step.node, step.kinds, step.inputs
+    table = step.constants.get(first)
+    if table is None or node.op_type not in ("Gather", "GatherElements", "Slice"):
+        return None
+    of_places = {*SIZES, Kind.POSITIONS, Kind.POSITION_EMBEDDING}
+    is_even = table.size > 0 and (table == table.flat[0]).all()
+    if is_even and {kinds[name] for name in rest} <= of_places:
+        return Kind.FILL
+    is_row = node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 0
+    return Kind.FILL if is_row and kinds[rest[0]] is Kind.FILL else None
 
 
 def _size(step: Step) -> Kind | None:
@@ -430,6 +461,8 @@ _RULES: tuple[Callable[[Step], Kind | None], ...] = (
     _constant,
     _shape,
     _layout,
+    _position_ids,
+    _fill,
     _position_embedding,
     _positions,
     _angles,

@@ -103,7 +103,7 @@ def _form(node: onnx.NodeProto) -> _Form:
 def _name(op_type: str, form: _Form) -> str:
     """Return the name of a form, unlike that of its operator."""
     settings, present = form
-    return "_".join((op_type, *settings, *present))
+    return "_".join((op_type, *(settings + present or ("plain",))))
 
 
 _SUFFIX = "Portable"
