@@ -69,9 +69,11 @@ class OneNode:
         while not names[-1]:
             names.pop()
         attributes = dict(self.attributes) | PLUGIN_ATTRIBUTES
-        return helper.make_node(
-            self.op_type, names, list(operator.outputs), domain=DOMAIN, **attributes
-        )
+        return helper.make_node(self.op_type, names, self._outputs(), domain=DOMAIN, **attributes)
+
+    def _outputs(self) -> list[str]:
+        operator = ALL_OPERATORS[self.op_type]
+        return [n for n in operator.outputs if n not in operator.optional or n in self.present]
 
     def model(self) -> onnx.ModelProto:
         operator, chosen = ALL_OPERATORS[self.op_type], dict(self.attributes)
@@ -86,8 +88,8 @@ class OneNode:
             return helper.make_tensor_value_info(name, kind, axes)
 
         inputs = [declared(name) for name in operator.inputs if name in self.present]
-        outputs = [declared(name) for name in operator.outputs]
-        settings = {a.name: str(chosen[a.name]) for a in operator.settings}
+        outputs = [declared(name) for name in self._outputs()]
+        settings = {a.name: str(chosen.get(a.name, a.default)) for a in operator.settings}
         return helper.make_model(
             helper.make_graph([self.node()], self.op_type, inputs, outputs),
             functions=[operator.function(settings, self.opset, self.present)],

@@ -69,9 +69,7 @@ def bounded_spec(
     """
     if spec.max_tokens is not None and spec.max_tokens <= MAX_FLOAT16:
         return spec
-    is_linear = not (
-        count_softmax_attention(lowered) or _has_squares(lowered) or _attends_to_all(lowered)
-    )
+    is_linear = not (count_softmax_attention(lowered) or _has_squares(lowered))
     if (
         can_compare
         and is_linear
@@ -123,13 +121,6 @@ def _whole(ids: Array, spec: InputSpec, generator: np.random.Generator) -> dict[
     documents, tokens = ids.shape[:2]
     inputs = {spec.main: ids, "lengths": np.full(documents, tokens, np.int64)}
     return with_extras(inputs, spec, generator)
-
-
-def _attends_to_all(model: onnx.ModelProto) -> bool:
-    """Return whether a softmax attention has no window."""
-    attentions = [n for n in model.graph.node if n.op_type == SOFTMAX_ATTENTION.op_type]
-    attributes = map(SOFTMAX_ATTENTION.attributes_of, attentions)
-    return any(-1 in (found["window_left"], found["window_right"]) for found in attributes)
 
 
 def _has_squares(model: onnx.ModelProto) -> bool:
