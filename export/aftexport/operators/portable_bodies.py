@@ -67,6 +67,13 @@ def inline_partial_calls(model: onnx.ModelProto) -> onnx.ModelProto:
     return onnx.inliner.inline_selected_functions(model, called) if called else model
 
 
+def remove_unused(model: onnx.ModelProto, names: Collection[str]) -> None:
+    """Remove the functions with these names that no node of the main graph calls any more."""
+    unused = set(names) - {node.op_type for node in model.graph.node if node.domain == DOMAIN}
+    for function in [f for f in model.functions if f.domain == DOMAIN and f.name in unused]:
+        model.functions.remove(function)
+
+
 def _add_defaults(node: onnx.NodeProto) -> None:
     """Add the absent attributes to a node: onnx's inliner knows no defaults of a function."""
     present = {a.name for a in node.attribute}

@@ -9,11 +9,11 @@ import pytest
 
 import aftplugins
 from aftexport.engines.onnxruntime import providers
-from aftexport.engines.onnxruntime.providers import narrow_products
+from aftexport.engines.onnxruntime.providers import write_gpu_bodies
 
 LIBRARY = "libaftplugins_onnxruntime_emulated.so"
 EMULATED = providers.ExecutionProvider(
-    "CPUExecutionProvider", "onnxruntime_cuda", rewrite=narrow_products
+    "CPUExecutionProvider", "onnxruntime_cuda", rewrite=write_gpu_bodies
 )
 
 _PROGRAM = """

@@ -18,9 +18,11 @@ from onnx import TensorProto
 import aftplugins
 from aftexport.engines.cuda import missing_gpu
 from aftexport.engines.onnxruntime.package import VERSION, onnxruntime
+from aftexport.engines.plain_attention import write_attention
 from aftexport.errors import EngineError
 from aftexport.operators.domain import DOMAIN, operator_name, opset_of
 from aftexport.operators.encoder import ARITHMETIC_OPERATORS, LAYER_NORM_FEED_FORWARD, Arithmetic
+from aftexport.operators.portable_bodies import remove_unused
 from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.operators.schema import OnnxOperator
 from aftexport.system.installation import install_command
@@ -93,6 +95,12 @@ class ExecutionProvider:
         return sorted({operator_name(name) for name in operators} & ARITHMETIC_OPERATORS.keys())
 
 
+def write_gpu_bodies(model: onnx.ModelProto) -> bool:
+    """Give a model the bodies that serve a GPU best, in place; return whether it changed."""
+    has_attention = write_attention(model)
+    return narrow_products(model) or has_attention
+
+
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
@@ -118,7 +126,7 @@ def narrow_products(model: onnx.ModelProto) -> bool:
         replaced.add(node.op_type)
         node.op_type = name
     model.functions.extend(bodies.values())
-    _remove_unused(model, replaced)
+    remove_unused(model, replaced)
     return bool(bodies)
 
 
@@ -149,13 +157,6 @@ def _body(
     return operator.function(operator.settings_of(node), opset, operator.present_in(node), **form)
 
 
-def _remove_unused(model: onnx.ModelProto, names: set[str]) -> None:
-    """Remove the functions with these names that no node calls any more."""
-    unused = names - {node.op_type for node in model.graph.node if node.domain == DOMAIN}
-    for function in [f for f in model.functions if f.domain == DOMAIN and f.name in unused]:
-        model.functions.remove(function)
-
-
 _CPU = "CPUExecutionProvider"
 
 
@@ -175,7 +176,7 @@ PROVIDERS: dict[Provider, ExecutionProvider] = {
             "arena_extend_strategy": "kSameAsRequested",
         },
         arenas="cpu:0;gpu:0",
-        rewrite=narrow_products,
+        rewrite=write_gpu_bodies,
         needs_gpu=True,
     ),
 }

@@ -15,6 +15,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from aftexport.engines.aft_full_product import use_products
+from aftexport.engines.plain_attention import write_attention
 from aftexport.engines.tensorrt.runtimes import (
     EXTRAS,
     LOGIT_TYPES,
@@ -167,8 +168,9 @@ def _prepare(trt: TensorRt) -> Callable[..., onnx.ModelProto]:
 
 
 def _check_turing(model: Path, operators: Mapping[str, str]) -> None:
-    functions = onnx.load(model, load_external_data=False).functions
-    for function in functions:
+    graph = onnx.load(model, load_external_data=False)
+    write_attention(graph)  # its plain nodes multiply in the precision of the graph
+    for function in graph.functions:
         if function.name in operators and _has_products(function.node):
             raise UsageError(
                 f"The portable body of {function.name} multiplies in float32, which "

@@ -20,6 +20,7 @@ from onnx import AttributeProto, NodeProto, TensorProto
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 from onnx_graphsurgeon.logger import G_LOGGER
 
+from aftexport.engines.plain_attention import write_attention
 from aftexport.errors import EngineError
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, operator_name
 from aftexport.operators.portable_bodies import inline_partial_calls, takes_form
@@ -216,6 +217,7 @@ def prepare_graph(model: onnx.ModelProto, *, has_plugins: bool) -> onnx.ModelPro
     The model may be changed. Weights in files are not read.
     """
     rewrites = PLUGIN_REWRITES if has_plugins else PORTABLE_REWRITES
+    write_attention(model)
     try:
         network = Network(inline_partial_calls(model))
         for rewrite in rewrites:
