@@ -27,7 +27,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?!-)\b")
 OTHERS = {
     *("--rounds", "--tokens", "--mechanism", "--contender", "--chunks", "--model"),  # benchmarks
     *("--recognized", "--record", "--recurrent", "--replace", "--device"),  # benchmarks
-    *("--parts", "--threads"),  # load tests
+    *("--shape", "--parts", "--threads"),  # benchmarks, load tests
     *("--continue", "--no-tensorrt", "--bundles", "--help"),  # make gpu-check
     *("--read-only", "--tmpfs", "--stop-timeout"),  # docker
     *("--model-repository", "--no-deps", "--editable"),  # tritonserver, pip
