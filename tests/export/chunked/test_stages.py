@@ -96,7 +96,7 @@ class FromState(Grouped):
     """Starts in a state of ones."""
 
     def first_state(self, lengths: Tensor) -> Tensor:
-        return torch.ones(1, 2, 2, 9, device=lengths.device).expand(len(lengths), -1, -1, -1)
+        return torch.ones(len(lengths), 2, 2, 9, device=lengths.device)
 
 
 def test_convolution_of_one_tap_has_empty_state(tmp_path: Path) -> None:
