@@ -133,7 +133,7 @@ void expect_one_method(const aft::PackedWeight& first, const aft::PackedWeight& 
   throw Error("expected weights of one operator with one method, got " + name(first) + " and " + name(other));
 }
 
-// Inputs 1 and 2 of the operators that begin with a norm. Both are optional; without a weight there is no norm.
+// Inputs 1 and 2 of the operators that begin with a norm. Both are optional: without a weight, x is not normed.
 class Norm {
  public:
   struct Floats {

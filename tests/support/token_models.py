@@ -111,6 +111,19 @@ class Chunks:
             error = np.abs(found[name] - truth).max() / max(1.0, np.abs(truth).max())
             assert error <= TOLERANCES["fp32"].bound, name
 
+    def check_evidence(
+        self, ids: NDArray[np.int64], chunk_tokens: int, *, fused: bool = True
+    ) -> None:
+        """Compare the sum of the evidence with the score of the topic, and the counted parts."""
+        model = self.model(chunk_tokens, fused=fused)
+        parts = sum(1 for _ in model.parts(ids, evidence=True))
+        assert model.count(ids.size, evidence=True) == parts + 1
+        found = model.run(ids, evidence=True)
+        evidence, topic = found["evidence"], found["topic"]
+        assert evidence.shape == (1, ids.size)
+        added = evidence.sum() + self.truth.get_parameter("topic.bias")[topic.argmax()].item()
+        assert abs(added - topic.max()) <= TOLERANCES["fp32"].bound
+
 
 def document(tokens: int) -> NDArray[np.int64]:
     return np.random.default_rng(tokens).integers(0, tiny_models.VOCABULARY, tokens)

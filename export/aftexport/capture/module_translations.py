@@ -317,7 +317,7 @@ _UNTRANSLATED = {
     "mamba_selective_scan": "whose decay differs for each channel and each number of the state",
     "rwkv_linear_attention": "whose first term has a weight of its own",
 }
-"""Recurrences of the library that are no operator, with their difference from the operators."""
+"""Recurrences of transformers that no operator computes, each with its difference from ours."""
 _LOCK = threading.RLock()
 
 
@@ -336,15 +336,15 @@ def translate_functions(model: nn.Module) -> Iterator[None]:
                 setattr(place.owner, place.name, place.function)
 
 
-class LibraryError(TraceError):
-    """A function of the library that is not translated; the remedy names another one."""
+class UntranslatedError(TraceError):
+    """A function of transformers has no translation; the remedy names a model or version."""
 
 
 def refuse_unknown_functions(model: nn.Module) -> None:
-    """Raise LibraryError for a loop over tokens without an operator, or of an unknown version."""
+    """Raise UntranslatedError for a loop over tokens that is not translated in this version."""
     for file in _library_files(model):
         for name in _UNTRANSLATED.keys() & vars(sys.modules[file]).keys():
-            raise LibraryError(
+            raise UntranslatedError(
                 "Expected a recurrence that RecurrentLinearAttention computes, got "
                 f"{name} of {VERSIONS.library} ({file}), {_UNTRANSLATED[name]}.",
                 "Give a model of a family that docs/models.md lists, such as Mamba-2.",
@@ -352,7 +352,7 @@ def refuse_unknown_functions(model: nn.Module) -> None:
     for place in _places(model):
         translation = place.translation
         if translation.has_loop and not translation.fits(place.function):
-            raise LibraryError(
+            raise UntranslatedError(
                 f"Expected {translation.name} of {VERSIONS.library} {VERSIONS.oldest} to "
                 f"{VERSIONS.newest}, which is translated, got that of {installed_version()}.",
                 f"Install {VERSIONS.library} {VERSIONS.newest}, or a newer aftexport.",
@@ -401,8 +401,8 @@ def _to_state_type(x: Tensor) -> Tensor:
 def choose_exported_forms(model: nn.Module) -> None:
     """Make models of transformers inside a module run in forms that can be captured.
 
-    The results stay the same. Without a cache there are no branches on the number of tokens, and
-    only batched products of experts have no loop over experts or tokens.
+    The results stay the same. A cache branches on the number of tokens. The other forms of experts
+    loop over experts or tokens.
     """
     choose_experts(model, "batched_mm")
     for module, config in _library_modules(model):

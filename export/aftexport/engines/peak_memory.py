@@ -18,6 +18,7 @@ from onnx.reference import ReferenceEvaluator
 
 from aftexport.operators.domain import DOMAIN, operator_name
 from aftexport.system.contract import MAX_TOKENS
+from aftexport.system.onnx_files import without_weights
 
 _FIRST_TOKENS = 32
 _LENGTH_RATIO = 4
@@ -309,20 +310,9 @@ class _Run:
 
 def _without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, onnx.TypeProto]]:
     """Return a model without its large or external initializers, and the types of these."""
-    given = model.graph
-    graph = onnx.GraphProto(name=given.name, node=given.node, input=given.input)
-    graph.output.extend(given.output)
-    weights = dict[str, onnx.TypeProto]()
-    for tensor in given.initializer:
-        is_external = tensor.data_location == onnx.TensorProto.EXTERNAL
-        if is_external or math.prod(tensor.dims) > _MAX_KNOWN:
-            kind = onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
-            weights[tensor.name] = kind
-        else:
-            graph.initializer.append(tensor)
-    bare = onnx.ModelProto(ir_version=model.ir_version, graph=graph)
-    bare.opset_import.extend(model.opset_import)
-    bare.functions.extend(model.functions)
+    bare, count = without_weights(model, _MAX_KNOWN), len(model.graph.input)
+    weights = {value.name: value.type for value in bare.graph.input[count:]}
+    del bare.graph.input[count:]
     return bare, weights
 
 

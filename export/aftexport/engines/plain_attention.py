@@ -11,7 +11,6 @@ depends on them.
 """
 
 from collections.abc import Mapping
-from math import prod
 from typing import Any
 
 import onnx
@@ -22,6 +21,7 @@ from aftexport.operators.domain import DOMAIN, operator_name
 from aftexport.operators.mechanisms.softmax_attention import SOFTMAX_ATTENTION
 from aftexport.operators.portable_bodies import remove_unused
 from aftexport.operators.schema import LOG_SUM_OUTPUT
+from aftexport.system.onnx_files import without_weights
 
 _MASKED: dict[int, float] = {
     TensorProto.FLOAT: -1e30,
@@ -29,8 +29,6 @@ _MASKED: dict[int, float] = {
     TensorProto.FLOAT16: -32768.0,
 }
 """The number added to the score of a masked key. Sums with it are finite: no row becomes NaN."""
-_MAX_KNOWN_ITEMS = 1024
-"""The size of the largest constant that the inference of shapes reads; shapes are smaller."""
 
 
 def write_attention(model: onnx.ModelProto) -> bool:
@@ -76,7 +74,10 @@ def _heads(attributes: Mapping[str, Any]) -> tuple[int, int]:
 
 
 class _Writer:
-    """New nodes. Equal ones are written once, so layers share their masks."""
+    """New nodes. Equal ones are written once, so layers share their masks.
+
+    ``lowering.nodes.NewNodes`` needs onnx-ir, which servers do not have.
+    """
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -144,20 +145,15 @@ class _Types:
 
 def _with_stand_ins(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model for the inference of shapes, without weights and softmax attention."""
-    given = model.graph
-    graph = onnx.GraphProto(name=given.name, input=given.input, output=given.output)
-    known = {value.name for value in given.input}
-    for tensor in given.initializer:
-        if tensor.data_location != TensorProto.EXTERNAL and prod(tensor.dims) <= _MAX_KNOWN_ITEMS:
-            graph.initializer.append(tensor)
-        elif tensor.name not in known:
-            info = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            graph.input.append(info)
-    for node in given.node:
-        graph.node.extend(_stand_in(node) if _is_attention(node) else [node])
-    bare = onnx.ModelProto(ir_version=model.ir_version, graph=graph)
-    bare.opset_import.extend(model.opset_import)
-    bare.functions.extend(model.functions)
+    bare = without_weights(model)
+    nodes = [
+        new
+        for node in bare.graph.node
+        for new in (_stand_in(node) if _is_attention(node) else [node])
+    ]
+    changed = onnx.GraphProto(node=nodes)  # a copy: the old nodes are deleted
+    del bare.graph.node[:]
+    bare.graph.node.extend(changed.node)
     return bare
 
 

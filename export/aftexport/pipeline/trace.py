@@ -27,7 +27,7 @@ from aftexport.capture.model_inputs import (
 )
 from aftexport.capture.model_outputs import output_names, single_numbers
 from aftexport.capture.model_spec import InputSpec
-from aftexport.capture.module_translations import LibraryError, is_library_only
+from aftexport.capture.module_translations import UntranslatedError, is_library_only
 from aftexport.capture.reference_module import ReferenceModule
 from aftexport.checkpoint import Checkpoint
 from aftexport.engines.torch import TorchEngine
@@ -75,7 +75,7 @@ def trace(
     """
     try:
         return _traced(checkpoint, request, tokenizer, progress)
-    except LibraryError:
+    except UntranslatedError:
         raise
     except TraceError as error:
         if checkpoint.module is None or not is_library_only(checkpoint.module):
@@ -169,7 +169,7 @@ def _lowered(
         add_width(graph, ranks)
         lowered = ir.to_proto(graph)
     has_layers = bool(operators_in(lowered))
-    if has_layers and not any(node.op_type == "Softmax" for node in lowered.graph.node):
+    if has_layers and not _may_attend(lowered.graph):
         return accumulate_in_float32(lowered), None
     graph = normalize(lowered)
     recognition = recognize(graph, progress)
@@ -179,6 +179,14 @@ def _lowered(
     lowered = ir.to_proto(graph) if recognition.matches or in_blocks else lowered
     is_told = not has_layers or bool(recognition.matches or recognition.near_misses)
     return accumulate_in_float32(lowered), recognition if is_told else None
+
+
+def _may_attend(graph: onnx.GraphProto) -> bool:
+    """Return whether a graph has a softmax, and a product of two computed values."""
+    constants = {tensor.name for tensor in graph.initializer}
+    return any(node.op_type == "Softmax" for node in graph.node) and any(
+        node.op_type == "MatMul" and constants.isdisjoint(node.input) for node in graph.node
+    )
 
 
 @contextmanager

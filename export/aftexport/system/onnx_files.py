@@ -4,6 +4,7 @@ The onnx package refuses weights behind a link, and ONNX Runtime refuses links t
 the folder of the model. Caches and mounted volumes consist of such links.
 """
 
+import math
 import os
 from pathlib import Path
 
@@ -27,6 +28,26 @@ def write_model(folder: Path, model: onnx.ModelProto, max_bytes: int = MAX_MODEL
         location=MODEL_DATA if is_external else None,
         size_threshold=1024,
     )
+
+
+def without_weights(model: onnx.ModelProto, max_items: int = 1024) -> onnx.ModelProto:
+    """Return a model whose weights are inputs, but for small constants such as shapes and axes."""
+    given = model.graph
+    graph = onnx.GraphProto(
+        name=given.name, node=given.node, input=given.input, output=given.output
+    )
+    known = {value.name for value in given.input}
+    for tensor in given.initializer:
+        is_external = tensor.data_location == onnx.TensorProto.EXTERNAL
+        if not is_external and math.prod(tensor.dims) <= max_items:
+            graph.initializer.append(tensor)
+        elif tensor.name not in known:
+            info = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            graph.input.append(info)
+    bare = onnx.ModelProto(ir_version=model.ir_version, graph=graph)
+    bare.opset_import.extend(model.opset_import)
+    bare.functions.extend(model.functions)
+    return bare
 
 
 def files_beside(model: onnx.ModelProto) -> set[str]:

@@ -43,14 +43,7 @@ def test_layer_equals_whole_document(mechanism: str, causal: bool, tmp_path: Pat
     for tokens, chunk_tokens in ((1, 4), (3, 1), (7, 3), (40, 9), (40, 64)):
         ids = document(tokens)
         chunks.check(ids, chunk_tokens)
-        model = chunks.model(chunk_tokens)
-        stops = sum(1 for _ in model.parts(ids, evidence=True))
-        assert model.count(tokens, evidence=True) == stops + 1
-        found = model.run(ids, evidence=True)
-        evidence, topic = found["evidence"], found["topic"]
-        assert evidence.shape == (1, tokens)
-        added = evidence.sum() + module.topic.bias[topic.argmax()].item()
-        assert abs(added - topic.max()) <= TOLERANCES["fp32"].bound
+        chunks.check_evidence(ids, chunk_tokens)
 
 
 class Grouped(TopicAndTags):
@@ -221,12 +214,7 @@ def test_softmax_equals_whole_document(name: str, tmp_path: Path) -> None:
     for tokens, chunk_tokens in ((1, 4), (7, 1), (40, 64), (300, 37)):
         ids = document(tokens)
         chunks.check(ids, chunk_tokens)
-        model = chunks.model(chunk_tokens)
-        stops = sum(1 for _ in model.parts(ids, evidence=True))
-        assert model.count(tokens, evidence=True) == stops + 1
-        found = model.run(ids, evidence=True)
-        added = found["evidence"].sum() + module.topic.bias[found["topic"].argmax()].item()
-        assert abs(added - found["topic"].max()) <= TOLERANCES["fp32"].bound
+        chunks.check_evidence(ids, chunk_tokens)
 
 
 def test_softmax_plan_has_windows(tmp_path: Path) -> None:
@@ -361,6 +349,4 @@ def test_chunks_read_rows_of_positions(build: Callable[[], TopicAndTags], tmp_pa
         ids = document(tokens)
         for fused in (True, False):
             chunks.check(ids, chunk_tokens, fused=fused)
-            found = chunks.model(chunk_tokens, fused=fused).run(ids, evidence=chunks.plan.evidence)
-            added = found["evidence"].sum() + module.topic.bias[found["topic"].argmax()].item()
-            assert abs(added - found["topic"].max()) <= TOLERANCES["fp32"].bound
+            chunks.check_evidence(ids, chunk_tokens, fused=fused)

@@ -423,7 +423,7 @@ void softmax_attention(Case& one) {
     return output;
   };
   one.check("softmax_attention", aft::softmax_attention, p, largest(one.values_of(2)), expected);
-  expect(log_error <= 1e-5 + logit_error,  // NaN is no such number
+  expect(log_error <= 1e-5 + logit_error,  // NaN fails
          one.what + ": error of log_sum " + std::to_string(log_error));
   expect(log_sums.bands_untouched(), one.what + ": wrote outside of log_sum");
 }

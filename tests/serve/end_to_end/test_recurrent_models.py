@@ -25,6 +25,7 @@ from torch import Tensor
 from aftexport.bundle.bundle import CHUNKED, PARITY, Bundle
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.engines.peak_memory import predict_memory
 from aftexport.parity import TOLERANCES
 from aftexport.pipeline.export import export
 
@@ -154,7 +155,9 @@ def test_server_answers_equal_engine(exported: Exported, tmp_path: Path) -> None
     # Before a server has measured long documents, it predicts too much time for them.
     options = ["--deadline-seconds", "3600"]
     if plan is not None:
-        options += ["--memory-budget-mib", str((WHOLE + 0.5) * plan.token_bytes / (1 << 20))]
+        path, least = bundle.model_path, plan.token_bytes
+        budget = predict_memory(path, fused=True, token_bytes=least).bytes_of(WHOLE)
+        options += ["--memory-budget-mib", str(budget / (1 << 20))]
     short, long = [document(bundle, tokens) for tokens in MIXED], exported.long
     expected = [*logits_of_whole(bundle, *short), exported.long_logits]
     with serving(bundle.path, tmp_path / "log", *options, program=_BATCHING) as (address, _):
@@ -163,10 +166,7 @@ def test_server_answers_equal_engine(exported: Exported, tmp_path: Path) -> None
         found = answers(address, *short)
         assert metric(address, "aftserve_run_documents_count") - runs < len(short)
         found += answers(address, long)
-    if plan is None:
-        assert limits["whole_tokens"] == long.size
-    else:  # the memory of a whole run is predicted with a margin
-        assert 0 < limits["whole_tokens"] <= WHOLE
+    assert limits["whole_tokens"] == (long.size if plan is None else WHOLE)
     assert limits["whole_only"] == bundle.manifest.whole_only
     for ids, result, logits in zip([*short, long], found, expected, strict=True):
         assert result["scores"] == pytest.approx(scores(exported, logits), abs=BOUND)

@@ -29,6 +29,7 @@ from aftexport.errors import EngineError
 from aftexport.operators.domain import DOMAIN, operators_in
 from aftexport.operators.portable_bodies import choose_kernels
 from aftexport.system.contract import EXPLAINED, LENGTHS
+from aftexport.system.onnx_files import without_weights
 from aftexport.system.process import give_back
 
 _CHOICE_OF_FILE = padded_choices([()])
@@ -117,12 +118,9 @@ def _run_options() -> onnxruntime.RunOptions:
     return options
 
 
-_SMALL_BYTES = 1024
-
-
 def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]:
     """Return the path of each custom operator and form of a model: ``fused`` or ``portable``."""
-    bare = _without_weights(onnx.load(model, load_external_data=False))
+    bare = without_weights(onnx.load(model, load_external_data=False))
     written = [node.op_type for node in _custom_nodes(bare)]
     if has_bfloat16(bare):
         widen(bare)
@@ -149,20 +147,6 @@ def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]
 
 def _custom_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     return [node for node in model.graph.node if node.domain == DOMAIN]
-
-
-def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Replace a model's weights by inputs: the choice of kernels depends only on types."""
-    graph = model.graph
-    weights = list(graph.initializer)
-    del graph.initializer[:]
-    for tensor in weights:
-        if tensor.ByteSize() < _SMALL_BYTES and tensor.data_location != tensor.EXTERNAL:
-            graph.initializer.append(tensor)  # small constants such as shapes and axes
-        elif all(value.name != tensor.name for value in graph.input):
-            info = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            graph.input.append(info)
-    return model
 
 
 _RUNS = 3

@@ -72,7 +72,7 @@ class SizeRunner:
         """Return the shape of any value at other sizes.
 
         Raises:
-            NearMissFound: if an axis is no multiple of documents or tokens.
+            NearMissFound: if an axis grows neither with the documents nor with the tokens.
         """
         shapes = self._probed.shapes(value)
         if shapes is None:

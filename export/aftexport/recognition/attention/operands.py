@@ -97,7 +97,7 @@ class Reading:
         """Return the source with the channels of the heads, before a rotation if one is given.
 
         Raises:
-            NearMissFound: if the heads are no channels of a value.
+            NearMissFound: if the heads are not channels of one value.
         """
         first, scale = self.value, 1.0
         if rotation is not None:
@@ -115,7 +115,7 @@ class Reading:
                 return operand
             found.append(operand)
         if not found:
-            raise NearMissFound(f"the heads of {self.value.name} are no channels of one value")
+            raise NearMissFound(f"the heads of {self.value.name} are not channels of one value")
         in_order = [operand for operand in found if operand.is_in_order]
         return (in_order or found)[-1]
 

@@ -272,7 +272,7 @@ class _Rewriter:
             if rank in found:
                 return found[rank], True
         if {len(shape) for shape in self._probed.shapes(first) or ()} != {4}:
-            raise NearMissFound("the heads of its result are no channels of one value")
+            raise NearMissFound("its result does not keep the heads as channels of one value")
         return first, False
 
     def _prove(self, plan: _Plan, output: ir.Value) -> Verdict:
