@@ -213,3 +213,32 @@ class Hybrid(TopicAndTags):
         for layer in self.layers:
             x = layer(x, lengths)
         return x
+
+
+class Marked(Hybrid):
+    """The topic of the last token that is not ``PADDING``, as causal models of transformers."""
+
+    PADDING = 3
+
+    def __init__(self, *, is_head_first: bool = True) -> None:
+        self.is_head_first = is_head_first
+        causal = Softmax(left=5, right=0)
+        super().__init__(causal, None, Softmax(right=0, turned=4, is_computed=True))
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Outputs:
+        rows = self.encoded(input_ids, lengths)
+        if self.is_head_first:
+            rows = self.topic(rows)
+        own = (input_ids != self.PADDING).to(torch.int32)
+        last = (torch.arange(input_ids.shape[1], dtype=torch.int32) * own).argmax(-1)
+        chosen = rows[torch.arange(input_ids.shape[0]), last]
+        return {"topic": chosen if self.is_head_first else self.topic(chosen)}
+
+
+def marked_document(tokens: int, padding: int) -> NDArray[np.int64]:
+    """Return a document with a token of padding inside and ``padding`` more at its end."""
+    ids = document(tokens)
+    ids[ids == Marked.PADDING] += 1
+    ids[tokens // 2 : tokens // 2 + 1] = Marked.PADDING
+    ids[tokens - padding :] = Marked.PADDING
+    return ids

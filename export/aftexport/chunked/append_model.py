@@ -77,7 +77,7 @@ class AppendPlan:
 
     @property
     def running(self) -> tuple[str, ...]:
-        """The pooled values that all tokens change: sums and maxima."""
+        """The pooled values that later tokens change: all but those of the first token."""
         return tuple(name for name, how in self.pooled.items() if how != "first")
 
 
@@ -329,12 +329,11 @@ class AppendModel:
         start = 0 if state is None else state.tokens
         pooled = self._pooled(values, start)
         for name, new in pooled.items():
-            pooling = self._plan.pooled[name]
             # The sum of many tokens in float32 would lose the digits of one.
-            new = new.astype(np.float64) if pooling == "sum" else new.copy()
-            if state is not None:
-                new = combine_pooled(pooling, state.pooled[name], new)
-            pooled[name] = new
+            is_sum = self._plan.pooled[name] == "sum"
+            pooled[name] = new.astype(np.float64) if is_sum else new.copy()
+        if state is not None:
+            pooled = combine_pooled(self._plan.pooled, state.pooled, pooled)
         digest = TokenDigest() if state is None else state.token_digest
         return DocumentState(
             self._bundle,
@@ -455,7 +454,7 @@ class AppendModel:
         return Level(count, few["few_keys"].copy(), few["few_values"].copy())
 
     def _pooled(self, values: Values, start: int) -> Values:
-        """Return the sums and maxima over the tokens from ``start`` on."""
+        """Return the values pooled from the tokens from ``start`` on, but for the first one's."""
         if not self._plan.running:
             return {}
         # No sum or maximum depends on the filler; see append_plan.

@@ -9,6 +9,7 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from aftexport.bundle.manifest import ChunkedPlan, Pooling
+from aftexport.chunked.document import MARK
 from aftexport.chunked.softmax_stage import (
     SoftmaxStage,
     is_window,
@@ -254,13 +256,17 @@ class _Cutter(GraphParts):
 
     def _pooled(self) -> dict[str, Pooling]:
         """Return the values pooled from the tokens, with the combination of those of chunks."""
-        return {
-            str(node.outputs[0].name): combination
-            for node in self.nodes
-            if self._kind(node) is Kind.POOLED
-            and any(self.kinds[name] is Kind.TOKENS for name in names_of(node.inputs))
-            and (combination := pooling(node, self.constants)) is not None
-        }
+        pooled: dict[str, Pooling] = {MARK: "max"} if MARK in self.kinds else {}
+        for node in self.nodes:
+            kinds = {self.kinds[name] for name in names_of(node.inputs)}
+            if self._kind(node) is not Kind.POOLED or Kind.TOKENS not in kinds:
+                continue
+            combination = pooling(node, self.constants)
+            if Kind.PLACE in kinds:
+                combination = "marked"
+            if combination is not None:
+                pooled[str(node.outputs[0].name)] = combination
+        return pooled
 
     def _kind(self, node: ir.Node) -> Kind:
         return self.kinds[str(node.outputs[0].name)]
@@ -309,6 +315,17 @@ class _Cutter(GraphParts):
             return [min(enough, key=self._width)]
         return [name for name in kept if self._is_needed([name], "", end)]
 
+    @cached_property
+    def _choosing(self) -> set[ir.Node]:
+        """The nodes that only choose a token: they need nothing but the inputs of the model."""
+        needed, choosing = set(self.outputs), set()
+        for node in reversed(self.nodes):
+            if self._kind(node) is Kind.PLACE or needed.isdisjoint(names_of(node.outputs)):
+                choosing.add(node)
+            else:
+                needed.update(names_of(node.inputs))
+        return choosing
+
     def _width(self, name: str) -> float:
         width = self.dims.get(name, [""])[-1]
         return width if isinstance(width, int) else np.inf
@@ -320,7 +337,11 @@ class _Cutter(GraphParts):
         """
         made = set(sources) - {without}
         for index, node in enumerate(self.nodes):
-            if node.op_type == "Shape" or not made.intersection(names_of(node.inputs)):
+            if (
+                node in self._choosing
+                or node.op_type == "Shape"
+                or not made.intersection(names_of(node.inputs))
+            ):
                 continue
             new = set(names_of(node.outputs)) - {without}
             is_late = self._kind(node) in (Kind.POOLED, Kind.COMBINED)

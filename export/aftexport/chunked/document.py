@@ -167,6 +167,10 @@ QUERY_START = "chunk_query_start"
 """The input with the position of the first query behind the first key, int64 ``[1]``."""
 
 
+MARK = "chunk_mark"
+"""The pooled value with the largest mark of a chunk's tokens, ``[1, 1]``."""
+
+
 ATTENDED, LOG_SUM = "chunk_attended", "chunk_log_sum"
 """The result of a softmax attention, and the logarithm of each head's sum of weights."""
 

@@ -104,7 +104,7 @@ class DocumentState:
         bundle: the digest of the bundle whose model made the state.
         token_digest: the digest of the tokens.
         stages: the state of each attention, recurrence or convolution.
-        pooled: the sums and maxima over the tokens; sums are in float64.
+        pooled: the sums, maxima and values of marked tokens; sums are in float64.
         first: the values of the first token that later runs read, by name, ``[1, 1, *]``.
     """
 

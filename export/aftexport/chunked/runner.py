@@ -358,9 +358,8 @@ class ChunkedModel:
         for start, end in self._pooled_from(chunks):
             outputs = pool.run(document.inputs(pool, start, end))
             self._check_names(self._plan.pooled.keys(), outputs, "a pooled")
-            for name, pooling in self._plan.pooled.items():
-                new = outputs[name]
-                pooled[name] = combine_pooled(pooling, pooled[name], new) if name in pooled else new
+            new = {name: outputs[name] for name in self._plan.pooled}
+            pooled = combine_pooled(self._plan.pooled, pooled, new) if pooled else new
             yield
         whole = document.inputs(head, 0, len(document.tokens), pooled)
         if head.takes_choice:

@@ -11,6 +11,7 @@ from aftexport.chunked.document import (
     KEY,
     LEFT_STATE,
     LOG_SUM,
+    MARK,
     NEXT_STATE,
     QUERY,
     QUERY_START,
@@ -253,9 +254,19 @@ def merged(first: Mapping[str, Array], second: Mapping[str, Array]) -> Mapping[s
 _COMBINE = {"sum": np.add, "max": np.maximum}
 
 
-def combine_pooled(pooling: Pooling, before: Array, new: Array) -> Array:
-    """Return the value of the tokens of ``before`` and the later ones of ``new``."""
-    if pooling == "first":
-        return before
-    combined: Array = _COMBINE[pooling](before, new)
+def combine_pooled(
+    pooling: Mapping[str, Pooling], before: Mapping[str, Array], new: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Return the values of the tokens of ``before`` and the later ones of ``new``, by name."""
+    combined: dict[str, Array] = {}
+    for name, value in new.items():
+        match pooling[name]:
+            case "first":
+                combined[name] = before[name]
+            case "marked":
+                # Of equal marks, the first one counts, as in ArgMax.
+                is_larger = np.greater(new[MARK], before[MARK]).all()
+                combined[name] = value if is_larger else before[name]
+            case how:
+                combined[name] = _COMBINE[how](before[name], value)
     return combined

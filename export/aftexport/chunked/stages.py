@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from aftexport.bundle.manifest import ChunkedStage, Recurrence
-from aftexport.chunked.document import FIRST_POSITION, LEFT_STATE, NEXT_STATE, RIGHT_STATE
+from aftexport.chunked.document import FIRST_POSITION, LEFT_STATE, MARK, NEXT_STATE, RIGHT_STATE
 from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN
 from aftexport.chunked.summaries import Window, summary, window_of
 from aftexport.chunked.token_flow import Kind, NotChunkable, classify, is_position_embedding
@@ -52,6 +52,7 @@ class GraphParts:
         self._count_by_lengths()
         self._shift_position_embeddings()
         self._shift_angles()
+        self._add_mark()
         self.given = names_of(graph.inputs)
         self.nodes = list(graph)
         values = (v for node in self.nodes for v in node.outputs)
@@ -88,9 +89,9 @@ class GraphParts:
         self.kinds[FIRST_POSITION] = Kind.POSITIONS
 
     def _shift_angles(self) -> None:
-        """Compute angles from the position of the chunk's first token on."""
+        """Compute angles and marks from the position of the chunk's first token on."""
         for node in tuple(self._graph):
-            if self.kinds[str(node.outputs[0].name)] is not Kind.ANGLES:
+            if self.kinds[str(node.outputs[0].name)] not in (Kind.ANGLES, Kind.MARKS):
                 continue
             for place, positions in enumerate(node.inputs):
                 if positions is None or self.kinds[str(positions.name)] is not Kind.POSITIONS:
@@ -101,6 +102,25 @@ class GraphParts:
                 self._graph.insert_before(node, new.nodes)
                 for added in new.nodes:
                     self.kinds[str(added.outputs[0].name)] = Kind.POSITIONS
+
+    def _add_mark(self) -> None:
+        """Compute the largest mark of a chunk, by which the tokens of chunks are compared."""
+        places = [
+            node
+            for node in self._graph
+            if node.op_type == "ArgMax" and self.kinds[str(node.outputs[0].name)] is Kind.PLACE
+        ]
+        if len({node.inputs[0] for node in places}) > 1:
+            raise NotChunkable(f"it chooses tokens in {len(places)} ways")
+        for place in places[:1]:
+            new = NewNodes(self._graph, "chunk")
+            (marks,) = place.inputs
+            assert marks is not None  # ArgMax needs it
+            axes = new.constant([1])
+            mark = new.add("ReduceMax", marks, axes)
+            mark.name, mark.type, mark.shape = MARK, marks.type, ir.Shape([1, 1])
+            self._graph.insert_before(place, new.nodes)
+            self.kinds |= {str(axes.name): Kind.CONSTANT, MARK: Kind.PLACE}
 
     def subgraph(self, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Graph:
         """Return the graph that computes ``outputs``, with the needed ones of ``inputs``."""

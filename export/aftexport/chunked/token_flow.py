@@ -62,6 +62,10 @@ class Kind(Enum):
     """``[B, ...]``, computed from the whole document."""
     STATE = auto()
     """The last state of a recurrence, or the sums of the weights of a softmax attention."""
+    MARKS = auto()
+    """A number for each token, ``[B, T]``, computed from its id and its position only."""
+    PLACE = auto()
+    """The place of the token with the largest mark, also as an index ``[B, 2]``."""
     COMBINED = auto()
     """``[B, T, ...]``, computed from each token and the pooled document, after all attentions."""
 
@@ -352,6 +356,72 @@ def _fill(step: Step) -> Kind | None:
     return Kind.FILL if is_row and kinds[rest[0]] is Kind.FILL else None
 
 
+def _marks(step: Step) -> Kind | None:
+    """Return the kind of marks, such as the positions of all tokens that are not padding."""
+    node, operands = step.node, step.operands
+    if Kind.MARKS in operands and node.op_type == "ArgMax":
+        return None
+    of_tokens = operands & {Kind.TOKENS, Kind.MASK}
+    if Kind.MARKS not in operands and not (Kind.POSITIONS in operands and of_tokens):
+        return None
+    is_of_ids = node.op_type in _ELEMENTWISE and all(
+        _is_of_ids(step, value) for value in node.inputs if value is not None
+    )
+    if is_of_ids and step.dims.get(step.result) == step.document:
+        return Kind.MARKS
+    raise refused(node, "uses the positions of tokens")
+
+
+def _is_of_ids(step: Step, value: ir.Value) -> bool:
+    """Return whether a value is known without the results of any attention."""
+    kind, node = step.kinds[str(value.name)], value.producer()
+    if kind is not Kind.TOKENS:
+        return kind in (Kind.CONSTANT, Kind.FILL, Kind.MASK, Kind.MARKS, Kind.POSITIONS)
+    if node is None:
+        return True
+    inputs = (operand for operand in node.inputs if operand is not None)
+    return node.op_type in _ELEMENTWISE and all(_is_of_ids(step, operand) for operand in inputs)
+
+
+def _place(step: Step) -> Kind | None:
+    """Return the kind of the place of the largest mark, and of the value of the token there."""
+    node, operands = step.node, step.operands
+    if node.op_type == "ArgMax" and operands <= {Kind.MARKS, Kind.TOKENS}:
+        return Kind.PLACE if _chooses_token(step) else None
+    if Kind.PLACE not in operands:
+        return None
+    kinds = [step.kinds[name] for name in step.inputs]
+    of_sizes = operands <= {Kind.PLACE, Kind.CONSTANT, Kind.DOCUMENT}
+    match node.op_type:
+        # A chunk has one document, so that the last number of its index is the place.
+        case "Concat" if of_sizes and node.attributes.get_int("axis", 0) in (-1, 1):
+            if len(kinds) == 2 and kinds.index(Kind.PLACE) == 1:
+                return Kind.PLACE
+        case layout if layout in (*_LAYOUTS, "Reshape") and of_sizes:
+            if kinds[0] is Kind.PLACE and not _is_index(node.inputs[0]):
+                return Kind.PLACE
+        case "GatherND" if kinds == [Kind.TOKENS, Kind.PLACE] and _is_index(node.inputs[1]):
+            if node.attributes.get_int("batch_dims", 0) == 0:
+                return Kind.POOLED
+    raise refused(node, "uses the place of a token")
+
+
+def _is_index(place: ir.Value | None) -> bool:
+    """Return whether a place is an index ``[B, 2]``, with the number of the document."""
+    node = None if place is None else place.producer()
+    return node is not None and node.op_type == "Concat"
+
+
+def _chooses_token(step: Step) -> bool:
+    """Return whether an ArgMax has the first token with the largest mark of each document."""
+    (marks,) = step.node.inputs
+    attributes = step.node.attributes
+    is_first = not attributes.get_int("select_last_index", 0)
+    is_of_tokens = attributes.get_int("axis", 0) in (-1, 1)
+    is_flat = step.dims.get(step.inputs[0]) == step.document
+    return is_first and is_of_tokens and is_flat and marks is not None and _is_of_ids(step, marks)
+
+
 def _size(step: Step) -> Kind | None:
     node, kinds, constants = step.node, step.kinds, step.constants
     if not step.operands <= SIZES:
@@ -463,6 +533,8 @@ _RULES: tuple[Callable[[Step], Kind | None], ...] = (
     _layout,
     _position_ids,
     _fill,
+    _marks,
+    _place,
     _position_embedding,
     _positions,
     _angles,

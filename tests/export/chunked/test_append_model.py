@@ -9,7 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling import any_case, fewer, part_of
-from token_models import Chunks, Encoded, Hybrid, Outputs, Softmax, TopicAndTags, document
+from token_models import (
+    Chunks,
+    Encoded,
+    Hybrid,
+    Marked,
+    Outputs,
+    Softmax,
+    TopicAndTags,
+    document,
+    marked_document,
+)
 from torch import Tensor, nn
 
 from aftexport.bundle.bundle import CHUNKED
@@ -225,6 +235,21 @@ def test_softmax_state_has_seen_keys(softmax: Appendable) -> None:
 def test_softmax_not_causal_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotAppendable, match=r"its attention \(stage 2 of 2\) depends on later"):
         Appendable(Hybrid(Softmax(left=3, right=0), Softmax(left=3, right=1)), tmp_path)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["head first", "head last"])
+def marked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Appendable:
+    module = Marked(is_head_first=request.param)
+    return Appendable(module, tmp_path_factory.mktemp("marked"), max_run_tokens=19, max_tokens=512)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=6), st.integers(0, 60))
+@settings(max_examples=fewer(20, 0.25), deadline=None)
+def test_marked_token_of_any_split(marked: Appendable, sizes: list[int], padding: int) -> None:
+    tokens = sum(sizes)
+    state = marked.append(marked_document(tokens, min(padding, tokens)), sizes)
+    content = to_bytes(state)
+    assert to_bytes(marked.model.reader.read(content)) == content
 
 
 class SeenByTags(EveryPooling):

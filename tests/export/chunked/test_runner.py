@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling import fewer, part_of
-from token_models import Chunks, Hybrid, Softmax
+from token_models import Chunks, Hybrid, Marked, Softmax, marked_document
 from torch import Tensor
 
 from aftexport.bench.benchmark import peak_mib
@@ -112,6 +112,27 @@ def test_what_each_token_adds(chunks: Chunks, tokens: int) -> None:
     assert np.abs(found["evidence"][0] - added[:, label].numpy()).max() <= bound / tokens
     total = found["evidence"].sum() + model.head.bias[label].item()
     assert total == pytest.approx(found["logits"].max(), abs=bound)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["head first", "head last"])
+def marked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Chunks:
+    module = Marked(is_head_first=request.param)
+    return Chunks(module, tmp_path_factory.mktemp("marked"), max_tokens=512)
+
+
+@pytest.mark.table(keep=0.4)
+@pytest.mark.parametrize(
+    ("tokens", "padding"), [(1, 0), (1, 1), (31, 31), (100, 0), (300, 1), (300, 50), (300, 299)]
+)
+def test_marked_token_equals_whole(marked: Chunks, tokens: int, padding: int) -> None:
+    """The last token that is not padding is in any chunk, or there is none."""
+    marked.check(marked_document(tokens, padding), 7)
+
+
+def test_choice_keeps_one_value(marked: Chunks) -> None:
+    """The ids that choose a token are read again; only the delta rule keeps a second value."""
+    assert [len(stage.keeps) for stage in marked.plan.stages] == [0, 1, 0, 0]
+    assert set(marked.plan.pooled.values()) == {"max", "marked"}
 
 
 class MeanOfTokens(torch.nn.Module):

@@ -56,6 +56,15 @@ def repeated_sum(model: Any, x: Tensor, lengths: Tensor) -> Tensor:
     return (x.reshape(*x.shape[:2], 2, 4) + pooled.cumsum(1)).flatten(2).sum(1)
 
 
+def chosen(x: Tensor, places: Tensor) -> Tensor:
+    return x[torch.arange(x.shape[0]), places]
+
+
+def last_places(x: Tensor, lengths: Tensor) -> Tensor:
+    places = torch.arange(x.shape[1])
+    return (places * (places < lengths[:, None])).argmax(-1)
+
+
 TOKENS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "by length": lambda m, ids: m.embedding(ids) / ids.shape[1],
     "sums so far": lambda m, ids: m.embedding(ids).cumsum(1),
@@ -73,6 +82,11 @@ TOKENS: dict[str, Callable[[Any, Tensor], Tensor]] = {
 TOTALS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "flat softmax": lambda m, x, _: (x * m.score(x).squeeze(-1).softmax(-1)[..., None]).sum(1),
     "repeated sum": repeated_sum,
+    "chosen by values": lambda m, x, n: chosen(
+        m.attention(x, n), m.score(x).squeeze(-1).argmax(-1)
+    ),
+    "last chosen": lambda m, x, n: chosen(m.attention(x, n), last_places(x, n)),
+    "one before the last": lambda m, x, n: chosen(m.attention(x, n), last_places(x, n) - 1),
 }
 """Vectors of the document."""
 
@@ -130,6 +144,8 @@ def model_of(name: str) -> Model:
         ("flat softmax", "Softmax .* is not known to act on each token alone"),
         ("heads by position", "uses the positions of tokens"),
         ("centered", "attends to tokens that depend on the pooled document"),
+        ("chosen by values", "ArgMax .* is not known to act on each token alone"),
+        ("one before the last", "uses the place of a token"),
         ("repeated sum", "brings the pooled document back to its tokens"),
         ("positions in weights", "uses the positions of tokens"),
         ("share", "scales tokens by the document's length"),
@@ -148,7 +164,8 @@ def test_obstacle_to_chunks_is_named(name: str, reason: str) -> None:
 
 @pytest.mark.table(keep=0.34, by=any_case)
 @pytest.mark.parametrize(
-    "name", ["masked", "least length", "of padding", "filled", "normed heads", "positions"]
+    "name",
+    ["masked", "least length", "of padding", "filled", "normed heads", "positions", "last chosen"],
 )
 def test_own_values_allow_chunks(name: str) -> None:
     graph = ir.from_proto(lower(capture(model_of(name)))).graph
