@@ -18,6 +18,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from aftexport.chunked.transposes import move_transposes
 from aftexport.lowering.graph_values import (
     axes_of,
     constants_of,
@@ -77,10 +78,11 @@ def _is_of_products(name: str, producers: dict[str, onnx.NodeProto], fixed: set[
 
 
 def rewrite_as_means(model: onnx.ModelProto) -> ir.Model:
-    """Return the graph of a model of bare operators with these nodes rewritten."""
+    """Return the graph of a model of bare operators with these nodes and transposes rewritten."""
     # It shares the weights with model, which stays unchanged.
     rewritten = ir.from_proto(model)
     graph = rewritten.graph
+    move_transposes(graph)
     _pooling_by_mean(graph)
     _pooling_by_softmax(graph)
     for node in tuple(graph):

@@ -334,7 +334,7 @@ def _position_embedding(step: Step) -> Kind | None:
     others = [name for name in step.inputs if kinds[name] is not Kind.POSITION_EMBEDDING]
     if node.op_type in ("Cast", "Unsqueeze") and shape[-2:-1] == step.document[1:]:
         return Kind.POSITION_EMBEDDING
-    if node.op_type in _ELEMENTWISE and others:
+    if node.op_type in ELEMENTWISE and others:
         if all(kinds[name] is Kind.TOKENS for name in others) and shape[:2] == step.document:
             return Kind.TOKENS
         if all(name in step.constants and step.constants[name].ndim < 2 for name in others):
@@ -508,7 +508,7 @@ def _mask(step: Step) -> Kind | None:
     if is_layout and step.kinds[step.inputs[0]] is Kind.MASK:
         return Kind.MASK
     is_of_masks = operands <= {Kind.MASK, Kind.FILL, Kind.CONSTANT}
-    return Kind.MASK if op_type in _ELEMENTWISE and is_of_masks else None
+    return Kind.MASK if op_type in ELEMENTWISE and is_of_masks else None
 
 
 def _pooling(step: Step) -> Kind | None:
@@ -549,7 +549,7 @@ _RULES: tuple[Callable[[Step], Kind | None], ...] = (
 """Rules in their order: each returns a kind, None if it does not apply, or raises."""
 
 
-_ELEMENTWISE = frozenset((
+ELEMENTWISE = frozenset((
     "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Cos", "Div", "Elu", "Equal",
     "Erf", "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish",
     "Identity", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Min", "Mish", "Mul", "Neg",
@@ -592,7 +592,7 @@ def _acts_on_each_token(step: Step) -> bool:
     is_of_channels = is_behind_tokens and is_known and not is_flat
     names = [name for name in step.inputs if name and not _is_of_tokens(step, name)]
     shared = [_shape_of(step, name, rank) for name in names]
-    if node.op_type in _ELEMENTWISE:
+    if node.op_type in ELEMENTWISE:
         # A constant with an axis of tokens fits only one length.
         return all(_has_no_tokens(shape, rank) for shape in shared)
     match node.op_type:
