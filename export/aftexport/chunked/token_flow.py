@@ -364,7 +364,7 @@ def _marks(step: Step) -> Kind | None:
     of_tokens = operands & {Kind.TOKENS, Kind.MASK}
     if Kind.MARKS not in operands and not (Kind.POSITIONS in operands and of_tokens):
         return None
-    is_of_ids = node.op_type in _ELEMENTWISE and all(
+    is_of_ids = node.op_type in ELEMENTWISE and all(
         _is_of_ids(step, value) for value in node.inputs if value is not None
     )
     if is_of_ids and step.dims.get(step.result) == step.document:
@@ -380,7 +380,7 @@ def _is_of_ids(step: Step, value: ir.Value) -> bool:
     if node is None:
         return True
     inputs = (operand for operand in node.inputs if operand is not None)
-    return node.op_type in _ELEMENTWISE and all(_is_of_ids(step, operand) for operand in inputs)
+    return node.op_type in ELEMENTWISE and all(_is_of_ids(step, operand) for operand in inputs)
 
 
 def _place(step: Step) -> Kind | None:
