@@ -8,7 +8,7 @@
 // - eps of attention-free forms is added to a sum of exp(K + w) as the formula has it.
 // - Linear and Efficient Attention may have keys of their own number, several heads with one key and value, and values
 //   of another width.
-// mechanisms.py has the same formulas.
+// mechanisms.py has the same formulas, and softmax_attention.h that of softmax attention.
 #pragma once
 
 #include <algorithm>
@@ -374,70 +374,6 @@ inline RecurrenceResult causal_depthwise_conv(const Convolution& d) {
   for (int64_t t = d.length - d.taps + 1; t < d.length; ++t)
     for (int64_t c = 0; c < d.channels; ++c) result.present_state.push_back(d.at(t, c));
   return result;
-}
-
-// The settings of softmax attention; -1 as a window: all keys. sink [heads] and bias [heads, 2 bias_reach + 1] or null.
-struct SoftmaxAttention {
-  double scale, softcap;
-  int64_t window_left, window_right;
-  const double *sink, *bias;
-  int64_t bias_reach;
-  const double *cos, *sin;  // [positions, pairs]
-  int64_t positions, pairs;
-  bool interleaved;
-  int64_t query_start;
-};
-
-// Su et al., RoFormer, arXiv 2104.09864, eq. 34.
-inline Values rotated(const double* row, int64_t width, int64_t position, const SoftmaxAttention& a) {
-  Values turned(row, row + width);
-  const int64_t at = std::clamp<int64_t>(position, 0, a.positions - 1) * a.pairs;
-  for (int64_t i = 0; i < a.pairs; ++i) {
-    const int64_t first = a.interleaved ? 2 * i : i, second = a.interleaved ? 2 * i + 1 : i + a.pairs;
-    turned[first] = row[first] * a.cos[at + i] - row[second] * a.sin[at + i];
-    turned[second] = row[second] * a.cos[at + i] + row[first] * a.sin[at + i];
-  }
-  return turned;
-}
-
-// Vaswani et al., Attention Is All You Need, arXiv 1706.03762, eq. 1, over the keys in a window; a row without keys is 0.
-// `log_sums` [tokens, heads] become the logarithms of the divisors.
-inline Values softmax_attention(const Document& d, const Heads& heads, const SoftmaxAttention& a, Values& log_sums) {
-  Values output(d.tokens * heads.output_channels());
-  log_sums.assign(d.tokens * heads.heads, -INFINITY);
-  const double scale = a.scale > 0 ? a.scale : 1 / std::sqrt(static_cast<double>(heads.width));
-  for (int64_t h = 0; h < heads.heads; ++h)
-    for (int64_t row = 0; row < d.length; ++row) {
-      const int64_t t = row + a.query_start;
-      const int64_t begin = a.window_left < 0 ? 0 : std::max<int64_t>(0, t - a.window_left);
-      const int64_t end = a.window_right < 0 ? heads.keys : std::min(heads.keys, t + a.window_right + 1);
-      double& log_sum = log_sums[row * heads.heads + h];
-      if (a.sink) log_sum = a.sink[h];
-      if (begin >= end) continue;
-      const Values query = rotated(d.query + row * d.channels + h * heads.width, heads.width, t, a);
-      const double* key = d.key + heads.group(h) * heads.width;
-      Values weights(end - begin);
-      double highest = a.sink ? a.sink[h] : -INFINITY, sum = 0;
-      for (int64_t u = begin; u < end; ++u) {
-        double logit = 0;
-        const Values turned = rotated(key + u * heads.key_channels(), heads.width, u, a);
-        for (int64_t c = 0; c < heads.width; ++c) logit += query[c] * turned[c];
-        logit *= scale;
-        if (a.softcap > 0) logit = a.softcap * std::tanh(logit / a.softcap);
-        const int64_t distance = std::clamp(u - t, -a.bias_reach, a.bias_reach);
-        if (a.bias) logit += a.bias[h * (2 * a.bias_reach + 1) + distance + a.bias_reach];
-        weights[u - begin] = logit;
-        highest = std::max(highest, logit);
-      }
-      for (double& weight : weights) sum += weight = std::exp(weight - highest);
-      sum += a.sink ? std::exp(a.sink[h] - highest) : 0;
-      log_sum = highest + std::log(sum);
-      for (double& weight : weights) weight /= sum;
-      const double* value = d.value + begin * heads.value_channels() + heads.group(h) * heads.value_width;
-      const Values mixed = weighted_sum(weights, value, heads.value_channels(), heads.value_width);
-      std::copy(mixed.begin(), mixed.end(), output.begin() + row * heads.output_channels() + h * heads.value_width);
-    }
-  return output;
 }
 
 }  // namespace oracle
