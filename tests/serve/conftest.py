@@ -95,7 +95,7 @@ def feature_server(feature_bundle: Path, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("features")
     log, options = folder / "log", reference(feature_bundle, "input_models:Sensors")
     options += ["--memory-budget-mib", "1", "--max-array-mib", "8", "--spill", str(folder)]
-    options += ["--max-tokens", "450000", "--reference-allow-pickle"]
+    options += ["--max-tokens", "450000"]
     with without_traceback(feature_bundle, log, *options, PYTHONPATH=SUPPORT) as address:
         yield address
 

@@ -116,7 +116,10 @@ def _from_factory(factory: str) -> Checkpoint:
 def _load_torch_file(path: Path, factory: str | None, allow_pickle: bool) -> Checkpoint:
     file = read_torch_file(path, factory=factory, allow_pickle=allow_pickle)
     declared = declared_in(str(path), file.content)
-    return _read_content(path, file, factory).with_declared(declared)
+    checkpoint = _read_content(path, file, factory).with_declared(declared)
+    if allow_pickle and not file.is_unpickled:
+        raise _unneeded_pickle(path)
+    return checkpoint
 
 
 def _read_content(path: Path, file: TorchFile, factory: str | None) -> Checkpoint:

@@ -138,6 +138,16 @@ def test_pickled_module_loads_only_when_allowed(tmp_path: Path) -> None:
         assert isinstance(load(path, allow_pickle=True).module, tiny_models.Bag)
 
 
+def test_allowed_pickle_is_refused_for_plain_file(tmp_path: Path, checkpoint_file: Path) -> None:
+    torch.save(tiny_models.Bag().state_dict(), tmp_path / "state.pt")
+    for path, factory in (
+        (checkpoint_file, None),
+        (tmp_path / "state.pt", "tiny_models:Bag"),
+    ):
+        with pytest.raises(UsageError, match="only for a pickled file"):
+            load(path, factory=factory, allow_pickle=True)
+
+
 def test_pickle_without_module_is_refused(tmp_path: Path) -> None:
     """It is refused even where pickles are allowed."""
     torch.save(Hostile(tmp_path), tmp_path / "model.pt")
