@@ -231,13 +231,6 @@ def full_over_queries(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     return (logits.softmax(1) * v[:, None]).sum(2) * q.sigmoid()
 
 
-def full_maximum_over_queries(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    w = bias(w, q.shape[1])
-    e = torch.exp(w - w.amax(0, keepdim=True))
-    den = torch.exp(w) @ k.exp()
-    return q.sigmoid() * (e @ (k.exp() * v)) / den
-
-
 def efficient_axes_swapped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = map(heads, (q, k, v))
     return merged(q.softmax(-2) @ (k.softmax(-1).transpose(-1, -2) @ v))
@@ -452,7 +445,7 @@ def layers() -> dict[str, nn.Module]:
         linear_normalized_by_maximum,
     ]  # fmt: skip
     biased = [
-        full_over_queries, full_maximum_over_queries, full_maximum_over_the_batch,
+        full_over_queries, full_maximum_over_the_batch,
         full_clamped_bias, full_other_keys_below, full_bias_of_channels,
     ]  # fmt: skip
     found: dict[str, nn.Module] = {f.__name__: Layer(f) for f in plain}

@@ -128,7 +128,7 @@ def test_fusion_keeps_effect_of_long_documents(name: str) -> None:
         ("products_clamped_and_eps", "goes through Clip"),
         ("products_eps_of_keys", "added to the sum of the keys"),
         ("products_sines_swapped_below", "different weights"),
-        ("simple_eps_after_the_maximum", "added to the denominator"),
+        ("simple_eps_after_the_maximum", "0.01 is added once the sum"),
         ("separable_over_the_batch", "may be the batch"),
         ("separable_leaky", "neither sigmoid, tanh nor relu"),
         ("cross_masked_below_alone", "different weights"),
