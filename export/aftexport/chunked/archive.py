@@ -119,7 +119,7 @@ def write_chunked(
             _token_bytes(graph, parts.widths if name == "tokens" else {}, parts.rows)
             for name, graph in graphs.items()
         ),
-        quadratic_tokens=_quadratic_tokens(means.graph),
+        quadratic_tokens=_quadratic_tokens(means.graph, parts.rows),
     )
     del means, parts  # the graphs are released one by one
     _write(path, ((name, _finished(graphs.pop(name), precision)) for name in tuple(graphs)))
@@ -208,13 +208,15 @@ def _attended_width(node: ir.Node) -> int:
     return query + 2 * (key + value) + 2 * attended + products
 
 
-def _quadratic_tokens(graph: ir.Graph) -> int | None:
+def _quadratic_tokens(graph: ir.Graph, rows: Mapping[str, int]) -> int | None:
     """Return the length at which pairs of tokens take as many multiply-adds as the weights."""
     constants = constants_of(graph)
     weights, pairs = 0, 0.0
     for node in graph:
-        if node.op_type == "MatMul" and (name := names_of(node.inputs)[1]) in constants:
+        if node.op_type in ("Gemm", "MatMul") and (name := names_of(node.inputs)[1]) in constants:
             weights += constants[name].size
+        if node.op_type in ("Gather", "GatherND"):  # the weights of the experts of a token
+            weights += rows.get(str(node.outputs[0].name), 0)
         if is_softmax(node) and not is_window(node):
             query, _, _, attended = widths_of_softmax(node)
             is_causal = node.attributes.get_int("window_right", -1) >= 0

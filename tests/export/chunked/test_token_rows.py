@@ -39,7 +39,7 @@ class Rows(TopicAndTags):
         x = x + (self.scale * normed * nn.functional.silu(gate)).reshape(x.shape)
         x = x + self._mixture(x.reshape(-1, 2 * half)).reshape(x.shape)
         attended = ops.softmax_attention(
-            x, x, x, None, None, lengths, 2, 0.0, 5, 0, 0.0, 2, 0, None, None, None
+            x, x, x, None, None, lengths, 2, 0.0, -1, 0, 0.0, 2, 0, None, None, None
         )
         return x + attended[0]
 
@@ -61,8 +61,11 @@ def test_rows_equal_whole_document(rows: Chunks, tokens: int, chunk_tokens: int)
 
 
 def test_chunks_count_weights_of_experts(rows: Chunks) -> None:
-    """Each token reads the matrices of two experts."""
-    assert rows.plan.token_bytes > 8 * 2 * rows.truth.get_parameter("experts")[0].numel()
+    """Each token reads the matrices of two experts, beside gate, router, topic and tags."""
+    width = rows.truth.get_submodule("gate").in_features
+    assert rows.plan.token_bytes > 8 * 2 * width**2
+    # A pair of tokens takes as many multiply-adds as a token has channels.
+    assert rows.plan.quadratic_tokens == width + 4 + 2 * width + 3 + 9
 
 
 @pytest.mark.parametrize("seed", range(3))
