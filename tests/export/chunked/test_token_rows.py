@@ -160,7 +160,7 @@ def test_operator_across_rows_is_unknown(name: str) -> None:
 
 IDS = '<ir_version: 8, opset_import: ["" : 18]> g (int64[batch, tokens] input_ids)'
 TABLE = """<int64[2] by2 = {-1, 2}, int64[2] by6 = {-1, 6}, int64[2] by8 = {-1, 8},
-     int64[2] by12 = {-1, 12},
+     int64[2] by4 = {-1, 4}, int64[2] by12 = {-1, 12}, int64[tokens, 4] mixed,
      int64[1] k0 = {0}, int64[1] k1 = {1}, int64[1] k4 = {4}, int64[1] k9 = {9},
      int64[3] thrice = {1, 3, 1}, int64[3] ones = {1, 1, -1}, int64 zero = {0}, int64 one = {1},
      int64[tokens] a, int64[1, 1, tokens] f, int64[4, batch, tokens] e, int64[batch, tokens] c,
@@ -211,7 +211,7 @@ GRIDS = """n = Shape <start = 1, end = 2> (input_ids) b = Shape <start = 0, end 
         ("d = Slice (e, k1, k9, k0)", True),
         ("c = Gather (e, zero) d = Slice (c, k0, k1, k0)", True),
         ("c = Gather (e, zero) d = Slice (c, k0, k1, k1)", False),
-        ("w = Reshape (e, by2) d = Identity (w)", False),
+        ("mixed = Reshape (e, by4)", False),
         ("m = Unsqueeze (a, k1) d = Expand (m, n)", False),
     ],
 )
