@@ -300,6 +300,28 @@ CAUSAL_MASK = FunctionTranslation(
 )
 
 
+# Rotary positions of Qwen3.5, in the three grids of images. Those of text are one row in all grids
+# and documents, which the text model expands. Tables of one row are known to the softmax attention.
+def _turned(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    is_expanded = position_ids.dim() == 3 and position_ids.stride()[:2] == (0, 0)
+    # These types compute frequencies for the longest document.
+    if not is_expanded or "dynamic" in self.rope_type or self.rope_type == "longrope":
+        library = type(self).forward.__wrapped__
+        return library(self, x, position_ids)  # type: ignore[no-any-return]
+    angles = position_ids[0, :1, :, None].float() * self.inv_freq.float()
+    angles = torch.cat((angles, angles), dim=-1)
+    cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
+    return cos.to(x.dtype), sin.to(x.dtype)
+
+
+GRID_POSITIONS = FunctionTranslation(
+    "Qwen3_5TextRotaryEmbedding.forward",
+    ("self", "x", "position_ids"),
+    _turned,
+    has_loop=False,
+)
+
+
 TRANSLATIONS = (
     GATED_DELTA_RULE,
     KIMI_DELTA_RULE,
@@ -312,6 +334,7 @@ TRANSLATIONS = (
     LONGFORMER_CLASSIFIER,
     WINDOW_ATTENTION,
     CAUSAL_MASK,
+    GRID_POSITIONS,
 )
 _UNTRANSLATED = {
     "mamba_selective_scan": "whose decay differs for each channel and each number of the state",

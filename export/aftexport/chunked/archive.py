@@ -35,7 +35,14 @@ from aftexport.chunked.stages import (
     make_recurrence_stage,
     make_stage,
 )
-from aftexport.chunked.token_flow import OF_TOKENS, Kind, NotChunkable, is_recurrence, is_softmax
+from aftexport.chunked.token_flow import (
+    OF_TOKENS,
+    Kind,
+    NotChunkable,
+    is_recurrence,
+    is_softmax,
+    numbers_of_token,
+)
 from aftexport.engines.onnxruntime.sessions import take_choice
 from aftexport.lowering.evidence import DIRECTION, NoEvidence, add_direction, add_products
 from aftexport.lowering.finish import finish
@@ -66,6 +73,7 @@ class _Partition:
     # from the values kept after the last stage, and outputs of ``head``, to the outputs per token
     tokens: ir.Model | None
     widths: dict[str, int]  # each output per token, with its width
+    rows: dict[str, int]  # products and parts of tables in rows, with their numbers for each token
     tokens_use_last_stage: bool  # whether ``tokens`` has results of the last stage among its inputs
     # from the values kept after the last stage, and the directions, to the evidence of each token,
     # see aftexport.lowering.evidence; None if the tokens are not summed
@@ -108,10 +116,10 @@ def write_chunked(
         tokens=parts.widths,
         tokens_use_last_stage=parts.tokens_use_last_stage,
         token_bytes=max(
-            _token_bytes(graph, parts.widths if name == "tokens" else {})
+            _token_bytes(graph, parts.widths if name == "tokens" else {}, parts.rows)
             for name, graph in graphs.items()
         ),
-        quadratic_tokens=_quadratic_tokens(means.graph),
+        quadratic_tokens=_quadratic_tokens(means.graph, parts.rows),
     )
     del means, parts  # the graphs are released one by one
     _write(path, ((name, _finished(graphs.pop(name), precision)) for name in tuple(graphs)))
@@ -172,13 +180,18 @@ def _serialized(model: onnx.ModelProto) -> bytes:
     return bytes(model.SerializeToString(deterministic=True))
 
 
-def _token_bytes(model: ir.Model, outputs: Mapping[str, int]) -> int:
+_OF_ROWS = ("Gather", "GatherND", "Gemm", "MatMul")
+
+
+def _token_bytes(model: ir.Model, outputs: Mapping[str, int], rows: Mapping[str, int]) -> int:
     """Return the maximum bytes of one token during the run of a graph: products and copies."""
     weights = constants_of(model.graph)
     widths, tables = [], []
     for node in model.graph:
         inputs = names_of(node.inputs)
-        if node.op_type == "MatMul" and inputs[1] in weights:
+        if (result := str(node.outputs[0].name)) in rows:
+            widths.append(rows[result])
+        elif node.op_type == "MatMul" and inputs[1] in weights:
             widths.append(weights[inputs[1]].shape[-1])
         if node.op_type == "Gather" and inputs[0] in weights and weights[inputs[0]].ndim == 2:
             tables.append(weights[inputs[0]].shape[-1])
@@ -195,13 +208,15 @@ def _attended_width(node: ir.Node) -> int:
     return query + 2 * (key + value) + 2 * attended + products
 
 
-def _quadratic_tokens(graph: ir.Graph) -> int | None:
+def _quadratic_tokens(graph: ir.Graph, rows: Mapping[str, int]) -> int | None:
     """Return the length at which pairs of tokens take as many multiply-adds as the weights."""
     constants = constants_of(graph)
     weights, pairs = 0, 0.0
     for node in graph:
-        if node.op_type == "MatMul" and (name := names_of(node.inputs)[1]) in constants:
+        if node.op_type in ("Gemm", "MatMul") and (name := names_of(node.inputs)[1]) in constants:
             weights += constants[name].size
+        if node.op_type in ("Gather", "GatherND"):  # the weights of the experts of a token
+            weights += rows.get(str(node.outputs[0].name), 0)
         if is_softmax(node) and not is_window(node):
             query, _, _, attended = widths_of_softmax(node)
             is_causal = node.attributes.get_int("window_right", -1) >= 0
@@ -250,6 +265,7 @@ class _Cutter(GraphParts):
             documents=tuple(name for name in documents if name != DIRECTION),
             tokens=tokens,
             widths=widths,
+            rows=self._rows(),
             tokens_use_last_stage=tokens is not None and _uses_last_stage(tokens, stages),
             explain=self._explain(kept, summed) if summed is not None else None,
         )
@@ -293,6 +309,13 @@ class _Cutter(GraphParts):
                 raise NotChunkable(f"{name} has the shape [{shape}], not [batch, tokens, width]")
             widths[name] = width
         return widths
+
+    def _rows(self) -> dict[str, int]:
+        """Return products of rows, and the weights read for each, with the numbers of a token."""
+        made = [node.outputs[0] for node in self.nodes if node.op_type in _OF_ROWS]
+        rows = [value for value in made if self.kinds[str(value.name)] is Kind.ROWS]
+        document = self.dims[self.main][:2]
+        return {str(v.name): numbers_of_token(v, self.kinds, document) for v in rows}
 
     def _explain(self, kept: Sequence[str], summed: str) -> ir.Model:
         graph = self.subgraph([*kept, *self.given], [summed])

@@ -6,16 +6,20 @@ attention, a node may also act on every token together with the pooled document.
 padding, so its own length can replace the document's only in masks of padding.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from fractions import Fraction
 
 import numpy as np
 import onnx_ir as ir
 
 from aftexport.lowering.graph_values import (
+    ELEMENTWISE,
     Array,
     Axes,
+    acts_on_rows,
     axes_of,
     constants_of,
     dims_of,
@@ -56,6 +60,8 @@ class Kind(Enum):
     """``[B, T]`` or ``[B, T, C]``, computed from each token separately, or by an attention."""
     HEADS = auto()
     """``[B, T, H, C]``, computed from each token separately."""
+    ROWS = auto()
+    """``[B T K, ...]`` with K rows for each token, computed from each token separately."""
     GIVEN = auto()
     """``[B, ...]``, computed from inputs of the document only, which are known from the start."""
     POOLED = auto()
@@ -249,11 +255,52 @@ def _layout(step: Step) -> Kind | None:
     return Kind.HEADS if len(after) > 3 else Kind.TOKENS
 
 
+def _rows(step: Step) -> Kind | None:
+    """Return the kind of rows of tokens, or of the tokens that they become again."""
+    # A chunk has one document, so its rows are those of its tokens in their order.
+    node, kinds = step.node, step.kinds
+    shapes = [step.dims.get(name, []) for name in names_of(node.outputs)]
+    is_known = all(shape and _size_of(shape[1:]) for shape in shapes)
+    if node.op_type == "Reshape" and kinds[step.inputs[0]] in (*EACH_TOKEN, Kind.ROWS):
+        target = step.constants.get(step.inputs[1], np.zeros(1)).tolist()
+        assert node.inputs[0] is not None  # it has a kind
+        numbers = numbers_of_token(node.inputs[0], kinds, step.document)
+        if target[0] == -1 and is_known and numbers and numbers % _size_of(shapes[0][1:]) == 0:
+            return Kind.ROWS
+        if kinds[step.inputs[0]] is Kind.ROWS and shapes[0][:2] == step.document:
+            return Kind.HEADS if len(shapes[0]) > 3 else Kind.TOKENS
+    if Kind.ROWS not in step.operands:
+        return None
+    rows = [name for name in step.inputs if kinds[name] is Kind.ROWS]
+    if is_known and acts_on_rows(node, step.constants, step.dims, rows):
+        return Kind.ROWS
+    raise refused(node, "is not known to act on each token alone")
+
+
+def numbers_of_token(value: ir.Value, kinds: Mapping[str, Kind], document: Axes) -> int:
+    """Return how many numbers of tokens or rows each token has; 0 if this is unknown."""
+    growth = Fraction(1)
+    while kinds[str(value.name)] is Kind.ROWS:
+        node, after = value.producer(), value
+        assert node is not None  # rows are computed
+        given = [v for v in node.inputs if v is not None]
+        value = next(v for v in given if kinds[str(v.name)] in (*EACH_TOKEN, Kind.ROWS))
+        if node.op_type != "Reshape":
+            growth *= Fraction(*(_size_of(axes_of(v)[1:]) for v in (after, value)))
+    axes = axes_of(value)
+    return int(growth * _size_of(axes[2:])) if axes[:2] == document else 0
+
+
+def _size_of(axes: Axes) -> int:
+    """Return the product of axes; 0 if one of them is unknown."""
+    return math.prod(axis if isinstance(axis, int) else 0 for axis in axes)
+
+
 def _positions(step: Step) -> Kind | None:
     node = step.node
     if Kind.POSITIONS not in step.operands:
         return None
-    if node.op_type in ("Cast", "Unsqueeze"):
+    if node.op_type in ("Cast", "Unsqueeze") or _keeps_positions(step):
         return Kind.POSITIONS
     if node.op_type in ("Mul", "MatMul") and step.operands == {Kind.POSITIONS, Kind.CONSTANT}:
         return Kind.ANGLES
@@ -266,6 +313,28 @@ def _positions(step: Step) -> Kind | None:
     if pair != [Kind.POSITIONS, Kind.LENGTH]:
         raise refused(node, "uses the positions of tokens")
     return Kind.MASK
+
+
+def _keeps_positions(step: Step) -> bool:
+    """Return whether a node changes only other axes than that of the tokens."""
+    node, tokens = step.node, step.document[1]
+    before, after = (step.dims.get(name, []) for name in (step.inputs[0], step.result))
+    has_tokens = before.count(tokens) == after.count(tokens) == 1
+    is_first = step.kinds[step.inputs[0]] is Kind.POSITIONS
+    if not (is_first and has_tokens and step.operands <= {Kind.POSITIONS, *SIZES}):
+        return False
+    match node.op_type:
+        case "Expand":
+            return True
+        case "Reshape":
+            return before.count(1) == len(before) - 1
+        case "Gather":
+            return before[node.attributes.get_int("axis", 0)] != tokens
+        case "Slice" if len(step.inputs) > 3:
+            axes = step.constants.get(step.inputs[3])
+            return axes is not None and all(before[int(axis)] != tokens for axis in axes)
+        case _:
+            return False
 
 
 _OF_ANGLES = frozenset((
@@ -531,6 +600,7 @@ _RULES: tuple[Callable[[Step], Kind | None], ...] = (
     _constant,
     _shape,
     _layout,
+    _rows,
     _position_ids,
     _fill,
     _marks,
@@ -549,13 +619,6 @@ _RULES: tuple[Callable[[Step], Kind | None], ...] = (
 """Rules in their order: each returns a kind, None if it does not apply, or raises."""
 
 
-ELEMENTWISE = frozenset((
-    "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Cos", "Div", "Elu", "Equal",
-    "Erf", "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish",
-    "Identity", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Min", "Mish", "Mul", "Neg",
-    "Not", "Or", "PRelu", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign",
-    "Sin", "Softplus", "Softsign", "Sqrt", "Sub", "Swish", "Tanh", "Where",
-))  # fmt: skip
 _LAST_AXIS = frozenset(("LayerNormalization", "RMSNormalization", "Softmax", "LogSoftmax"))
 
 

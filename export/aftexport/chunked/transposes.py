@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from aftexport.chunked.token_flow import ELEMENTWISE
-from aftexport.lowering.graph_values import Array, constants_of
+from aftexport.lowering.graph_values import ELEMENTWISE, Array, constants_of
 from aftexport.lowering.nodes import NewNodes, remove
 
 _Perm = tuple[int, ...]

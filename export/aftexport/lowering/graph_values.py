@@ -1,7 +1,7 @@
 """The values of a graph: names, axes, constants, reductions over the tokens, random nodes."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -155,6 +155,73 @@ def _reduces_tokens(node: ir.Node, constants: Mapping[str, Array]) -> bool:
 def _axes(node: ir.Node, constants: Mapping[str, Array]) -> list[int] | None:
     axes = constants.get(names_of(node.inputs)[1]) if len(node.inputs) > 1 else None
     return axes.tolist() if axes is not None else None
+
+
+ELEMENTWISE = frozenset((
+    "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Cos", "Div", "Elu", "Equal",
+    "Erf", "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish",
+    "Identity", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Min", "Mish", "Mul", "Neg",
+    "Not", "Or", "PRelu", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign",
+    "Sin", "Softplus", "Softsign", "Sqrt", "Sub", "Swish", "Tanh", "Where",
+))  # fmt: skip
+_WITH_AXIS = {
+    **dict.fromkeys(("Concat", "Gather", "GatherElements", "Split"), 0),
+    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), -1),
+    **dict.fromkeys(("LogSoftmax", "Softmax", "TopK"), -1),
+}
+"""Operators along the axis of an attribute, with its default."""
+_WITH_AXES = {"Slice": 3, "Squeeze": 1, "Unsqueeze": 1}
+"""Operators along constant axes, with the place of the input that has them."""
+
+
+def acts_on_rows(
+    node: ir.Node, constants: Mapping[str, Array], dims: Mapping[str, Axes], rows: Collection[str]
+) -> bool:
+    """Return whether each row of the results, along axis 0, depends on one row of the operands.
+
+    ``rows`` names the operands with rows. The others have to be constants.
+    """
+    names = [name for name in names_of(node.inputs) if name]
+    others = {name: constants[name] for name in names if name in constants}
+    ranks = {len(dims.get(name, ())) for name in names if name in rows}
+    if len(ranks) != 1 or len({*rows, *others}) < len({*names}):
+        return False
+    (rank,) = ranks
+    if node.op_type in ELEMENTWISE:
+        return all(_has_no_rows(other.shape, rank) for other in others.values())
+    if names[0] not in rows:
+        return _reads_table(node, rank)
+    if node.op_type in _WITH_AXIS:
+        axis = node.attributes.get_int("axis", _WITH_AXIS[node.op_type])
+        has_rows = node.op_type in ("Concat", "GatherElements")
+        return axis % rank != 0 and len(others) == (0 if has_rows else len({*names[1:]}))
+    if node.op_type in _WITH_AXES or node.op_type.startswith("Reduce"):
+        place = _WITH_AXES.get(node.op_type, 1)
+        axes = others[names[place]] if len(names) > place else np.zeros(0, np.int64)
+        grown = rank + axes.size * (node.op_type == "Unsqueeze")
+        return axes.size > 0 and bool((axes % grown != 0).all())
+    match node.op_type:
+        case "MatMul":
+            is_matrix = all(matrix.ndim == 2 for matrix in others.values())
+            return is_matrix and (rank > 2 or names[1] in others)
+        case "Gemm":
+            is_plain = not node.attributes.get_int("transA", 0) and names[1] in others
+            return is_plain and all(_has_no_rows(others[name].shape, 2) for name in names[2:])
+        case "Expand":
+            return _has_no_rows(others[names[1]].tolist(), rank)
+        case _:
+            return False
+
+
+def _reads_table(node: ir.Node, rank: int) -> bool:
+    """Return whether rows are places in a table, such as the number of an expert."""
+    is_gather = node.op_type == "Gather" or (node.op_type == "GatherND" and rank > 1)
+    return is_gather and not any(node.attributes.get_int(n, 0) for n in ("axis", "batch_dims"))
+
+
+def _has_no_rows(axes: Sequence[object], rank: int) -> bool:
+    """Return whether numbers with some axes are the same for every row of ``rank`` axes."""
+    return len(axes) < rank or (len(axes) == rank and axes[0] == 1)
 
 
 _RANDOM = (

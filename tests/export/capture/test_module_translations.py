@@ -167,6 +167,21 @@ def test_required_mask_stays() -> None:
     assert mask.shape == (1, 1, 3, 3)
 
 
+def test_text_has_one_grid_of_positions() -> None:
+    """Positions of images differ between the grids, and keep the tables of the library."""
+    rotary = modeling_qwen3_5.Qwen3_5TextRotaryEmbedding(Qwen3_5TextConfig(head_dim=32))
+    x = torch.zeros(2, 7, 4)
+    text = torch.arange(7).view(1, 1, -1).expand(4, 2, -1)[1:]
+    images = torch.randint(0, 9, (3, 2, 7), generator=torch.Generator().manual_seed(0))
+    own = [rotary(x, positions) for positions in (text, images, images[:1])]
+    with translate_functions(rotary):
+        given = [rotary(x, positions) for positions in (text, images, images[:1])]
+    assert [tables[0].shape[0] for tables in given] == [1, 2, 2]
+    for ours, expected in zip(given, own, strict=True):
+        for table, truth in zip(ours, expected, strict=True):
+            assert torch.equal(table.expand_as(truth), truth)
+
+
 def test_cache_is_off_in_a_copy() -> None:
     """The capture runs without a cache, and the model of the user keeps its own."""
     model = models.build("mamba2")
