@@ -50,7 +50,7 @@ from aftserve.http.access_log import add_log_fields
 from aftserve.http.clients import LoopTurns
 from aftserve.model.answers import InlineTokens
 from aftserve.model.documents import DocumentAnswer
-from aftserve.model.wanted import DEFAULT_SPANS, MAX_NAMES, AnswerOptions
+from aftserve.model.wanted import DEFAULT_SPANS, MAX_NAMES, SPAN_TOKENS, AnswerOptions
 from aftserve.scheduling.batching import Backlog
 from aftserve.schemas import (
     DocumentRequest,
@@ -97,6 +97,7 @@ EvidenceSpans = Annotated[
         f"or with `explain` for up to {DEFAULT_SPANS} passages.",
     ),
 ]
+EvidenceTokens = Annotated[int, Query(ge=1, description="Maximum tokens of a passage.")]
 Explain = Annotated[
     list[str],
     Query(
@@ -140,6 +141,7 @@ def create_router(guards: Sequence[params.Depends]) -> APIRouter:
         outputs: Outputs,
         deadline_seconds: DeadlineSeconds = None,
         evidence: EvidenceSpans = 0,
+        evidence_tokens: EvidenceTokens = SPAN_TOKENS,
     ) -> Response:
         """Classify one document, or several.
 
@@ -151,7 +153,7 @@ def create_router(guards: Sequence[params.Depends]) -> APIRouter:
         answer for one document is streamed as lines: the document, the answers for its tokens in
         parts, and `{"complete": true}`.
         """
-        options = AnswerOptions(evidence, explain, outputs)
+        options = AnswerOptions(evidence, explain, outputs, evidence_tokens)
         return await _answer(request, service, options, deadline_seconds)
 
     return router

@@ -105,9 +105,11 @@ def line_of(
     return to_json(content)
 
 
-def query_of(evidence: int, explain: Names, outputs: Names) -> str:
+def query_of(evidence: int, tokens: int | None, explain: Names, outputs: Names) -> str:
     """Return the query of a request for some evidence and some outputs; empty for the default."""
     pairs: list[tuple[str, str | int]] = [("evidence", evidence)] if evidence else []
+    if tokens is not None:
+        pairs.append(("evidence_tokens", tokens))
     for name, values in (("explain", explain), ("outputs", outputs)):
         pairs += [(name, value) for value in ([values] if isinstance(values, str) else values)]
     return urlencode(pairs)

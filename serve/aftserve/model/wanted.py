@@ -25,6 +25,8 @@ MAX_NAMES = 256
 """Maximum values of ``explain`` or ``outputs`` of a request."""
 DEFAULT_SPANS = 5
 """Maximum passages of a chosen label if a request gives no number."""
+SPAN_TOKENS = 64
+"""Maximum tokens of a passage if a request gives no number."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class AnswerOptions:
     spans: int = 0  # maximum of each logit; 0 for no evidence, or for DEFAULT_SPANS with explain
     explain: Sequence[str] = ()  # labels, values or heads; empty for the largest logit of the first
     outputs: Sequence[str] = ()  # names of heads; empty for all
+    span_tokens: int = SPAN_TOKENS  # maximum of a passage
 
     def __post_init__(self) -> None:
         """Replace 0 spans of chosen logits."""

@@ -347,7 +347,7 @@ class Service:
         """Add the evidence of a document to its result."""
         classifier = active.model.classifier
         explaining = partial(
-            explain, classifier, one.document, answer, first=one.first, max_spans=options.spans
+            explain, classifier, one.document, answer, first=one.first, options=options
         )
         explained = await self.shared.tokenizers.run(one.document, explaining)
         add_evidence(result, answer, explained, is_chosen=bool(options.explain))

@@ -90,6 +90,9 @@ def test_evidence_is_that_of_json(asking: Client, client: httpx.Client) -> None:
     assert asdict(one.evidence) == expected | {"name": None, "head": None}  # it is for the label
     assert several[0].evidence == one.evidence
     assert asking.infer(DOCUMENTS[2]).evidence is None
+    short = asking.infer(DOCUMENTS[2], evidence=2, evidence_tokens=1).evidence
+    assert short is not None
+    assert [span.end_token - span.start_token for span in short.spans] == [1] * len(short.spans)
 
 
 def test_evidence_survives_line_break_characters(asking: Client) -> None:

@@ -1,7 +1,6 @@
 """Evidence: the passages that contribute most to the logit of a class."""
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,28 +33,50 @@ ADDED = st.lists(st.integers(-5, 5), min_size=1, max_size=40).map(
 )
 
 
-@given(ADDED)
-def test_first_passage_contributes_most(added: np.ndarray) -> None:
+@given(ADDED, st.integers(1, 50))
+def test_passages_have_highest_scores(added: np.ndarray, max_tokens: int) -> None:
+    """Each passage is the best run of the tokens that those before it in score left."""
     above = added - added.astype(np.float64).mean()
-    sums = np.concatenate([[0], np.cumsum(above)])
-    best = max(sums[e] - sums[s] for s in range(len(added)) for e in range(s + 1, len(added) + 1))
-    found = passages(added, 3)
-    if best > 1e-9:
-        assert found[0].above == pytest.approx(best)
+    gains = above - np.abs(above).mean() / 2
+    runs = [
+        (start, end)
+        for start in range(len(added))
+        for end in range(start + 1, min(start + max_tokens, len(added)) + 1)
+    ]
+
+    def score(run: tuple[int, int]) -> float:
+        return float(gains[slice(*run)].sum())
+
+    found = passages(added, len(added), max_tokens)
     for passage in found:
         assert passage.added == pytest.approx(float(added[passage.start : passage.end].sum()))
+        assert passage.above == pytest.approx(float(above[passage.start : passage.end].sum()))
+        assert gains[passage.start] > -1e-9
+        assert gains[passage.end - 1] > -1e-9
+    assert [p.above for p in found] == sorted((p.above for p in found), reverse=True)
+    for chosen in sorted(((p.start, p.end) for p in found), key=score, reverse=True):
+        best = max(map(score, runs), default=0.0)
+        assert chosen in runs
+        assert score(chosen) == pytest.approx(best, abs=1e-9)
+        runs = [run for run in runs if run[1] <= chosen[0] or chosen[1] <= run[0]]
+    assert max(map(score, runs), default=0.0) < 1e-5
+    assert passages(added, 1, max_tokens) == found[:1]
 
 
-@given(ADDED)
-def test_passages_are_disjoint_and_maximal(added: np.ndarray) -> None:
-    sums = np.concatenate([[0], np.cumsum(added - added.astype(np.float64).mean())])
-    found = sorted(passages(added, len(added)), key=lambda p: p.start)
-    assert all(a.end <= b.start for a, b in pairwise(found))
-    for passage in found:
-        inner = sums[passage.start : passage.end + 1]
-        # Every prefix and suffix of a maximal subsequence has a positive sum.
-        assert inner[0] <= inner.min() + 1e-9
-        assert inner[-1] >= inner.max() - 1e-9
+def test_passage_of_long_document_stays_in_place() -> None:
+    """Chance lengthens no passage up to its maximum, and a larger maximum shows it whole."""
+    added = np.random.default_rng(0).normal(0, 0.1, 1 << 20).astype(np.float32)
+    added[1000:1020] += 1
+    added[5000:5100] += 1
+    first, second = passages(added, 2, 64)
+    assert 5000 <= first.start < first.end == first.start + 64 <= 5100
+    whole, short = passages(added, 2, 256)
+    assert whole.start <= 5000
+    assert 5100 <= whole.end <= 5120
+    assert short.start <= 1000
+    assert 1020 <= short.end <= 1040
+    assert second.end - second.start <= 64
+    assert passages(np.full(1000, 0.1, np.float32), 5, 64) == []
 
 
 TEXT = "an ordinary beginning, then something else, and an ordinary end " * 3
@@ -99,9 +120,9 @@ def test_evidence_is_absent_by_default(server: str) -> None:
     assert "evidence" not in answer
 
 
-@pytest.mark.parametrize("spans", ["-1", "101", "all"])
-def test_invalid_passage_count_is_refused(server: str, spans: str) -> None:
-    response = http.post(f"{server}/infer?evidence={spans}", json={"text": TEXT}, timeout=30)
+@pytest.mark.parametrize("query", ["-1", "101", "all", "3&evidence_tokens=0"])
+def test_invalid_passage_count_is_refused(server: str, query: str) -> None:
+    response = http.post(f"{server}/infer?evidence={query}", json={"text": TEXT}, timeout=30)
     assert response.status_code == 422
 
 
@@ -169,7 +190,7 @@ def test_deciding_passage_comes_first(mechanism: str, pooling: str, tmp_path: Pa
     document = "some ordinary words " * 5 + "ZZZZZZZZZZ" + " and others after it" * 5
     ids, wanted = classifier.tokenize(document), default(classifier)
     (answer,) = classifier.classify([ids], wanted=[wanted])
-    (found,) = explain(classifier, document, answer, first=0, max_spans=3)
+    (found,) = explain(classifier, document, answer, first=0, options=AnswerOptions(3))
     assert answer.heads["logits"].label == "c"
     assert (found.spans[0].start_token, found.spans[0].end_token) == (100, 110)
     assert found.spans[0].text == "ZZZZZZZZZZ"
@@ -202,7 +223,7 @@ def test_special_token_has_no_characters(tmp_path: Path) -> None:
     for document, shown in (("ordinary words, then ZZ", "ZZ"), ("ordinary words", None)):
         ids, wanted = classifier.tokenize(document), default(classifier)
         (answer,) = classifier.classify([ids], wanted=[wanted])
-        (found,) = explain(classifier, document, answer, first=0, max_spans=1)
+        (found,) = explain(classifier, document, answer, first=0, options=AnswerOptions(1))
         (span,) = found.spans
         assert span.end_token == len(document) + 1
         assert span.text == shown
