@@ -195,6 +195,10 @@ class Evidence(BaseModel):
     )
     logit: float = Field(description="Sum of all contributions and the offset.")
     offset: float = Field(description="Part that does not depend on the tokens.")
+    spread: bool = Field(
+        description="Whether no passage stands out: the tokens of the first add less above the "
+        "average than twice the mean size of a contribution."
+    )
     spans: list[EvidenceSpan] = Field(description="Passages by their contribution above average.")
 
 

@@ -117,6 +117,7 @@ class Evidence:
         logit: the sum of all contributions and the offset.
         offset: part that does not depend on the tokens.
         spans: passages by their contribution above average.
+        spread: whether no passage stands out; see the server's ``/openapi.json``.
         name: label or value of the logit; None if it is that of the answer's label, and was not
             chosen.
         head: output of the logit, if it was chosen.
@@ -125,6 +126,7 @@ class Evidence:
     logit: float
     offset: float
     spans: Sequence[Span]
+    spread: bool = False
     name: str | None = None
     head: str | None = None
 
@@ -132,9 +134,7 @@ class Evidence:
     def read(cls, content: Mapping[str, Any]) -> Self:
         """Read the evidence from a response's JSON."""
         spans = [Span(**_known(Span, span)) for span in content["spans"]]
-        return cls(
-            content["logit"], content["offset"], spans, content.get("name"), content.get("head")
-        )
+        return cls(**_known(cls, content) | {"spans": spans})
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ as a random walk does (Karlin and Altschul, "Methods for assessing the statistic
 molecular sequence features by using general scoring schemes", PNAS 1990).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,8 @@ from aftserve.types import Document
 
 _CHOSEN = 100
 """Passages that are chosen at least, so that a request for fewer gets the first of the same."""
+_STANDS_OUT = 2.0
+"""Factor to the mean size of a contribution that the tokens of a passage that stands out exceed."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +61,19 @@ def explain(
             **characters,
         )
 
-    return [
-        Evidence(
+    explained = []
+    for one in answer.explained:
+        found = passages(one.added, options.spans, options.span_tokens)
+        evidence = Evidence(
             head=one.head,
             name=one.name,
             logit=one.logit,
             offset=one.offset,
-            spans=[
-                span(passage) for passage in passages(one.added, options.spans, options.span_tokens)
-            ],
+            spread=is_spread(one.added, found),
+            spans=[span(passage) for passage in found],
         )
-        for one in answer.explained
-    ]
+        explained.append(evidence)
+    return explained
 
 
 def add_evidence(
@@ -112,6 +115,15 @@ def passages(added: Added, max_spans: int, max_tokens: int) -> list[Passage]:
         for start, end in _runs(above, max(max_spans, _CHOSEN), max_tokens)
     ]
     return sorted(found, key=lambda passage: -passage.above)[:max_spans]
+
+
+def is_spread(added: Added, found: Sequence[Passage]) -> bool:
+    """Return whether no passage stands out among the contributions of all tokens."""
+    if not found:
+        return True
+    # A steady rise over the document stays below the factor, as chance mostly does.
+    usual = _STANDS_OUT * float(np.abs(added, dtype=np.float64).mean())
+    return found[0].above < usual * (found[0].end - found[0].start)
 
 
 def _runs(above: NDArray[np.float64], runs: int, max_tokens: int) -> list[tuple[int, int]]:

@@ -25,7 +25,7 @@ from aftexport.operators.mechanisms import MECHANISMS
 from aftexport.pipeline.export import export
 from aftserve.model.classifier import Classifier
 from aftserve.model.documents import check_evidence
-from aftserve.model.evidence import explain, passages
+from aftserve.model.evidence import explain, is_spread, passages
 from aftserve.model.wanted import EVERY_HEAD, AnswerOptions, Wanted
 
 ADDED = st.lists(st.integers(-5, 5), min_size=1, max_size=40).map(
@@ -77,6 +77,31 @@ def test_passage_of_long_document_stays_in_place() -> None:
     assert 1020 <= short.end <= 1040
     assert second.end - second.start <= 64
     assert passages(np.full(1000, 0.1, np.float32), 5, 64) == []
+
+
+NUMBERS = np.random.default_rng(1)
+
+
+@pytest.mark.parametrize(
+    ("added", "spread"),
+    [
+        (NUMBERS.normal(size=3000), True),
+        (1 + NUMBERS.normal(0, 0.01, 3000), True),
+        (np.linspace(-1, 1, 3000), True),
+        (np.linspace(0, 1, 3000), True),
+        (np.full(3000, 0.1), True),
+        (1 + 0.006 * (np.arange(3000) >= 2900), True),
+        (np.arange(3000) % 2, True),
+        (NUMBERS.normal(0, 0.1, 3000) + (np.arange(3000) // 10 == 100), False),
+        (NUMBERS.normal(0, 0.1, 3000) + (np.arange(3000) // 100 == 10), False),
+        (np.arange(3000) == 7, False),
+    ],
+    ids=["noise", "constant and noise", "rise", "positive rise", "constant", "small step",
+         "every other", "ten", "hundred", "one"],
+)  # fmt: skip
+def test_spread_evidence_is_recognized(added: np.ndarray, spread: bool) -> None:
+    narrow = added.astype(np.float32)
+    assert is_spread(narrow, passages(narrow, 5, 64)) is spread
 
 
 TEXT = "an ordinary beginning, then something else, and an ordinary end " * 3
@@ -194,6 +219,7 @@ def test_deciding_passage_comes_first(mechanism: str, pooling: str, tmp_path: Pa
     assert answer.heads["logits"].label == "c"
     assert (found.spans[0].start_token, found.spans[0].end_token) == (100, 110)
     assert found.spans[0].text == "ZZZZZZZZZZ"
+    assert not found.spread
     (one,) = answer.explained
     assert one.added.flags.owndata  # the answer keeps no engine memory alive
     assert one.added.sum() + found.offset == pytest.approx(found.logit, abs=1e-4)
