@@ -180,6 +180,11 @@ class EvidenceSpan(BaseModel):
     above_average: float = Field(
         description="Contribution minus the contribution of as many average tokens."
     )
+    logit_without: float | None = Field(
+        default=None,
+        description="Logit of the document without this passage, if `evidence_check` asked for it.",
+    )
+    drop: float | None = Field(default=None, description="Logit minus `logit_without`.")
 
 
 class Evidence(BaseModel):

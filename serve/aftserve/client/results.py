@@ -98,6 +98,8 @@ class Span:
         above_average: contribution minus the contribution of as many average tokens.
         start, end: its first character and the one after its last, if the document was a text.
         text: the passage, if the document was a text.
+        logit_without: logit of the document without the passage, if it was checked.
+        drop: the logit minus ``logit_without``.
     """
 
     start_token: int
@@ -107,6 +109,8 @@ class Span:
     start: int | None = None
     end: int | None = None
     text: str | None = None
+    logit_without: float | None = None
+    drop: float | None = None
 
 
 @dataclass(frozen=True)

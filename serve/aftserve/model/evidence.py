@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
-from aftserve.model.answers import Added, Answer
+from aftserve.model.answers import Added, Answer, ExplainedLogit
 from aftserve.model.classifier import Classifier
-from aftserve.model.wanted import AnswerOptions
+from aftserve.model.documents import TokenizedDocument
+from aftserve.model.wanted import AnswerOptions, Wanted
 from aftserve.schemas import DocumentResult, Evidence, EvidenceSpan
 from aftserve.types import Document
 
@@ -74,6 +75,38 @@ def explain(
         )
         explained.append(evidence)
     return explained
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """A check of a passage: its document runs again without it."""
+
+    logit: ExplainedLogit
+    span: EvidenceSpan
+    document: TokenizedDocument
+
+    @property
+    def wanted(self) -> Wanted:
+        """The part of the answer with the logit."""
+        return Wanted(frozenset({self.logit.head}))
+
+    def add(self, answer: Answer) -> None:
+        """Add the logit without the passage to its span."""
+        self.span.logit_without = self.logit.value(answer)
+        self.span.drop = self.logit.logit - self.span.logit_without
+
+
+def deletions(
+    one: TokenizedDocument, answer: Answer, explained: Sequence[Evidence], checks: int
+) -> list[Deletion]:
+    """Return the checks of the first passages of each logit."""
+    found = []
+    for logit, evidence in zip(answer.explained, explained, strict=True):
+        for span in evidence.spans[:checks]:
+            # A passage is never the whole document, which adds nothing above its average.
+            left = one.without(span.start_token - one.first, span.end_token - one.first)
+            found.append(Deletion(logit, span, left))
+    return found
 
 
 def add_evidence(

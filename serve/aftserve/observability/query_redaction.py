@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace import Span, SpanProcessor
 
 _KNOWN = {
     "evidence": re.compile(r"\d{1,3}", re.ASCII),
+    "evidence_check": re.compile(r"\d", re.ASCII),
     "evidence_tokens": re.compile(r"\d{1,7}", re.ASCII),
 }
 """The parameters that the server reads, and their values."""

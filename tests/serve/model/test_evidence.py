@@ -20,11 +20,13 @@ from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import InputError
+from aftexport.extra_inputs import ExtraValues
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.operators.mechanisms import MECHANISMS
 from aftexport.pipeline.export import export
+from aftserve.client import Client
 from aftserve.model.classifier import Classifier
-from aftserve.model.documents import check_evidence
+from aftserve.model.documents import TokenizedDocument, check_evidence
 from aftserve.model.evidence import explain, is_spread, passages
 from aftserve.model.wanted import EVERY_HEAD, AnswerOptions, Wanted
 
@@ -119,6 +121,40 @@ def test_text_passages_descend_by_contribution(server: str) -> None:
     assert ask(server, 1, json={"text": TEXT})["evidence"]["spans"] == evidence["spans"][:1]
 
 
+def test_deletion_shows_document_without_passage(server: str) -> None:
+    with Client(server, deadline=30) as client:
+        label = client.infer(TEXT).label
+        assert label is not None
+        (found,) = client.infer(TEXT, evidence=3, evidence_check=2, explain=label).explained or ()
+        assert len(found.spans) == 3
+        for span in found.spans[:2]:
+            rest = TEXT[: span.start] + TEXT[span.end :]
+            (left,) = client.infer(rest, evidence=1, explain=label).explained or ()
+            assert span.logit_without == pytest.approx(left.logit, abs=1e-5)
+            assert span.drop == pytest.approx(found.logit - left.logit, abs=1e-5)
+        assert found.spans[2].drop is None
+        usual = client.infer(TEXT * 30).timings.predicted_seconds
+        checked = client.infer(TEXT * 30, evidence=5, evidence_check=5).timings.predicted_seconds
+        assert checked > 2 * usual
+
+
+@given(st.integers(2, 30), st.data())
+def test_document_without_passage_has_others(tokens: int, data: st.DataObject) -> None:
+    """The tokens and their extra inputs are those of a document that was sent without them."""
+    numbers = np.arange(tokens)
+    start, first = data.draw(st.integers(0, tokens - 1)), data.draw(st.integers(0, tokens))
+    end = data.draw(st.integers(start + 1, tokens))
+    given_extras = ExtraValues({"age": np.array(1.0)}, {"depth": numbers * 2})
+    one = TokenizedDocument("a", numbers, numbers, 0, 0.0, None, given_extras)
+    left, expected = one.without(start, end), np.delete(numbers, slice(start, end))
+    assert len(left.used) == len(expected)
+    assert left.used.tolist() == expected.tolist()
+    last = data.draw(st.integers(first, tokens))
+    assert left.used[first:last].tolist() == expected[first:last].tolist()
+    assert left.extras.tokens["depth"].tolist() == (expected * 2).tolist()
+    assert left.extras.document == given_extras.document
+
+
 def test_id_passages_have_no_text(server: str) -> None:
     answer = ask(server, 1, json={"input_ids": [[1, 2, 3, 4, 200, 5]]})["results"][0]
     (span,) = answer["evidence"]["spans"]
@@ -145,7 +181,7 @@ def test_evidence_is_absent_by_default(server: str) -> None:
     assert "evidence" not in answer
 
 
-@pytest.mark.parametrize("query", ["-1", "101", "all", "3&evidence_tokens=0"])
+@pytest.mark.parametrize("query", ["-1", "101", "all", "3&evidence_tokens=0", "3&evidence_check=6"])
 def test_invalid_passage_count_is_refused(server: str, query: str) -> None:
     response = http.post(f"{server}/infer?evidence={query}", json={"text": TEXT}, timeout=30)
     assert response.status_code == 422
