@@ -176,6 +176,11 @@ class EvidenceSpan(BaseModel):
     text: str | None = Field(
         default=None, description="The passage, if the document was sent as text."
     )
+    until_token: int | None = Field(
+        default=None,
+        description="Index after the last token that `contribution` counts, of a causal model: its "
+        "rows after a passage hold the passage too.",
+    )
     contribution: float = Field(description="Exact contribution of its tokens to the logit.")
     above_average: float = Field(
         description="Contribution minus the contribution of as many average tokens."

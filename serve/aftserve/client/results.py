@@ -100,6 +100,7 @@ class Span:
         text: the passage, if the document was a text.
         logit_without: logit of the document without the passage, if it was checked.
         drop: the logit minus ``logit_without``.
+        until_token: the token after the last that ``contribution`` counts, of a causal model.
     """
 
     start_token: int
@@ -111,6 +112,7 @@ class Span:
     text: str | None = None
     logit_without: float | None = None
     drop: float | None = None
+    until_token: int | None = None
 
 
 @dataclass(frozen=True)

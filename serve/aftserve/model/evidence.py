@@ -5,6 +5,9 @@ passage is a run of tokens that contributes more than as many average tokens. Ea
 costs half the mean absolute deviation: otherwise chance would lengthen a passage up to its maximum,
 as a random walk does (Karlin and Altschul, "Methods for assessing the statistical significance of
 molecular sequence features by using general scoring schemes", PNAS 1990).
+
+A row of a causal model also holds the tokens before it. So a passage may raise all rows after it,
+and the run of raised rows, of any length, stands for the tokens at its beginning.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
+from aftexport.bundle.manifest import Manifest
 from aftserve.model.answers import Added, Answer, ExplainedLogit
 from aftserve.model.classifier import Classifier
 from aftserve.model.documents import TokenizedDocument
@@ -29,12 +33,13 @@ _STANDS_OUT = 2.0
 
 @dataclass(frozen=True)
 class Passage:
-    """A run of tokens."""
+    """A run of tokens, and the rows that they raise."""
 
     start: int
     end: int  # after its last token
-    added: float  # exact contribution of its tokens to the logit
-    above: float  # contribution minus that of as many average tokens
+    until: int  # after its last row; the same as end, but for a causal model
+    added: float  # exact contribution of its rows to the logit
+    above: float  # contribution minus that of as many average rows
 
 
 def explain(
@@ -47,6 +52,7 @@ def explain(
 ) -> list[Evidence]:
     """Return the contributions of a document's tokens to each of its explained logits."""
     encoding = classifier.encoding(document) if isinstance(document, str) else None
+    is_causal = _is_causal(classifier.manifest)
 
     def span(passage: Passage) -> EvidenceSpan:
         start, end = first + passage.start, first + passage.end
@@ -59,12 +65,13 @@ def explain(
             text=text,
             contribution=passage.added,
             above_average=passage.above,
+            until_token=first + passage.until if is_causal else None,
             **characters,
         )
 
     explained = []
     for one in answer.explained:
-        found = passages(one.added, options.spans, options.span_tokens)
+        found = passages(one.added, options.spans, options.span_tokens, is_causal=is_causal)
         evidence = Evidence(
             head=one.head,
             name=one.name,
@@ -75,6 +82,16 @@ def explain(
         )
         explained.append(evidence)
     return explained
+
+
+def _is_causal(manifest: Manifest) -> bool:
+    """Return whether each row of a model holds its token and those before it."""
+    plan = manifest.chunked
+    if plan is None or not plan.stages:
+        return False
+    *layers, last = plan.stages
+    # A pooling by a softmax is a stage of its own, and the graphs then return no evidence.
+    return all(one.causal for one in layers) and (last.causal or bool(layers and not plan.evidence))
 
 
 @dataclass(frozen=True)
@@ -139,13 +156,23 @@ def _characters(encoding: Encoding, start: int, end: int) -> tuple[int, int] | N
     return (first[0], last[1]) if first and last else None
 
 
-def passages(added: Added, max_spans: int, max_tokens: int) -> list[Passage]:
+def passages(
+    added: Added, max_spans: int, max_tokens: int, *, is_causal: bool = False
+) -> list[Passage]:
     """Return the passages that contribute most above average, the largest first."""
     wide = added.astype(np.float64)
     above = wide - wide.mean()
     found = [
-        Passage(start, end, float(wide[start:end].sum()), float(above[start:end].sum()))
-        for start, end in _runs(above, max(max_spans, _CHOSEN), max_tokens)
+        Passage(
+            start,
+            min(start + max_tokens, until),
+            until,
+            float(wide[start:until].sum()),
+            float(above[start:until].sum()),
+        )
+        for start, until in _runs(
+            above, max(max_spans, _CHOSEN), len(added) if is_causal else max_tokens
+        )
     ]
     return sorted(found, key=lambda passage: -passage.above)[:max_spans]
 
@@ -154,9 +181,15 @@ def is_spread(added: Added, found: Sequence[Passage]) -> bool:
     """Return whether no passage stands out among the contributions of all tokens."""
     if not found:
         return True
+    first, wide = found[0], added.astype(np.float64)
+    tokens, rows = first.end - first.start, first.until - first.start
     # A steady rise over the document stays below the factor, as chance mostly does.
-    usual = _STANDS_OUT * float(np.abs(added, dtype=np.float64).mean())
-    return found[0].above < usual * (found[0].end - found[0].start)
+    if first.above < _STANDS_OUT * float(np.abs(wide).mean()) * tokens:
+        return True
+    # The rows after a passage that raises them are as high as its own. In a steady rise they are
+    # higher.
+    own = float(wide[first.start : first.end].mean() - wide.mean())
+    return own < first.above / rows / 2
 
 
 def _runs(above: NDArray[np.float64], runs: int, max_tokens: int) -> list[tuple[int, int]]:

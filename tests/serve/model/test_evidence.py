@@ -22,6 +22,7 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import InputError
 from aftexport.extra_inputs import ExtraValues
 from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.nn.config import MECHANISM_LAYERS
 from aftexport.operators.mechanisms import MECHANISMS
 from aftexport.pipeline.export import export
 from aftserve.client import Client
@@ -104,6 +105,50 @@ NUMBERS = np.random.default_rng(1)
 def test_spread_evidence_is_recognized(added: np.ndarray, spread: bool) -> None:
     narrow = added.astype(np.float32)
     assert is_spread(narrow, passages(narrow, 5, 64)) is spread
+
+
+def planted(state: bool, level: float = 5.0) -> np.ndarray:
+    """Return contributions that tokens 1,000 to 1,100 of 3,001 raise, or all after them too."""
+    places = np.arange(3001)
+    raised = (places >= 1000) & ((places < 1100) | state)
+    rows = np.random.default_rng(2).normal(0, 1, 3001) + level * raised
+    return (rows / 3001).astype(np.float32)
+
+
+@pytest.mark.parametrize("state", [False, True])
+def test_causal_passage_begins_raised_rows(state: bool) -> None:
+    added = planted(state)
+    found = passages(added, 3, 64, is_causal=True)
+    assert 1000 <= found[0].start < found[0].end <= 1100
+    assert found[0].until == pytest.approx(3001 if state else 1100, abs=5)
+    rows = slice(found[0].start, found[0].until)
+    assert found[0].added == pytest.approx(float(added[rows].sum(dtype=np.float64)))
+    assert not is_spread(added, found)
+
+
+@pytest.mark.parametrize(
+    "added", [np.linspace(0, 1, 3000), np.linspace(-1, 1, 3000), 1 + planted(True, 0.006)]
+)
+def test_causal_rise_is_spread(added: np.ndarray) -> None:
+    assert is_spread(added, passages(added, 3, 64, is_causal=True))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mechanism", MECHANISM_LAYERS)
+def test_planted_words_come_first(mechanism: str, causal: bool) -> None:
+    """The first passage lies within the planted place, and is at most twice as long."""
+    model = deciding(mechanism, "mean", causal)
+    rows: list[torch.Tensor] = []
+    model.pooling.register_forward_hook(lambda _, inputs, __: rows.append(inputs[0]))
+    ids = torch.randint(97, 123, (1, 391), generator=torch.Generator().manual_seed(3))
+    ids[:, 100:140] = tokenizer().token_to_id("Z")
+    with torch.no_grad():
+        logits = model(ids, lengths=torch.tensor([391]))
+        added = (rows[0][0] @ model.head.weight[2] / 391).numpy()
+    assert logits.argmax() == 2
+    found = passages(added, 3, 64, is_causal=causal)
+    assert 100 <= found[0].start < found[0].end <= 140
+    assert not is_spread(added, found)
 
 
 TEXT = "an ordinary beginning, then something else, and an ordinary end " * 3
@@ -193,12 +238,13 @@ def ask(server: str, spans: int, **request: Any) -> Any:
     return json.loads(response.text)
 
 
-def deciding(mechanism: str, pooling: str) -> DocumentClassifier:
+def deciding(mechanism: str, pooling: str, causal: bool = False) -> DocumentClassifier:
     """Return a model in which only the letter Z contributes to class c."""
     torch.manual_seed(0)
     config = ClassifierConfig(
         mechanism=mechanism, vocab_size=257, num_labels=3, dim=32, depth=1, num_heads=2, ffn_dim=32,
-        window=5, pooling=pooling, max_length=400 if mechanism == "aft_full" else None,
+        window=5, pooling=pooling, causal=causal,
+        max_length=400 if mechanism == "aft_full" else None,
     )  # fmt: skip
     model = DocumentClassifier(config).eval()
     with torch.no_grad():
@@ -227,8 +273,8 @@ def tokenizer() -> Tokenizer:
     return found
 
 
-def deciding_bundle(mechanism: str, pooling: str, folder: Path) -> Bundle:
-    model = deciding(mechanism, pooling)
+def deciding_bundle(mechanism: str, pooling: str, folder: Path, causal: bool = False) -> Bundle:
+    model = deciding(mechanism, pooling, causal)
     labels, content = ["a", "b", "c"], tokenizer().to_str()
     save(folder / "model.pt", model=model, labels=labels, tokenizer=content)
     return export(folder / "model.pt", out=folder / "model.bundle")
@@ -243,11 +289,14 @@ def classifier_of(bundle: Bundle) -> Classifier:
     return Classifier(bundle, OnnxRuntimeEngine(bundle.model_path))
 
 
-@pytest.mark.table(keep=0.1, by=lambda mechanism, pooling: pooling)
+@pytest.mark.table(keep=0.1, by=lambda mechanism, pooling, causal: (pooling, causal))
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("pooling", ["mean", "attention"])
-def test_deciding_passage_comes_first(mechanism: str, pooling: str, tmp_path: Path) -> None:
-    classifier = classifier_of(deciding_bundle(mechanism, pooling, tmp_path))
+@pytest.mark.parametrize("causal", [False, True])
+def test_deciding_passage_comes_first(
+    mechanism: str, pooling: str, causal: bool, tmp_path: Path
+) -> None:
+    classifier = classifier_of(deciding_bundle(mechanism, pooling, tmp_path, causal))
     document = "some ordinary words " * 5 + "ZZZZZZZZZZ" + " and others after it" * 5
     ids, wanted = classifier.tokenize(document), default(classifier)
     (answer,) = classifier.classify([ids], wanted=[wanted])
@@ -255,6 +304,7 @@ def test_deciding_passage_comes_first(mechanism: str, pooling: str, tmp_path: Pa
     assert answer.heads["logits"].label == "c"
     assert (found.spans[0].start_token, found.spans[0].end_token) == (100, 110)
     assert found.spans[0].text == "ZZZZZZZZZZ"
+    assert found.spans[0].until_token == (110 if causal else None)
     assert not found.spread
     (one,) = answer.explained
     assert one.added.flags.owndata  # the answer keeps no engine memory alive
