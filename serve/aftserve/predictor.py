@@ -23,9 +23,9 @@ from aftserve.client.request import Fields, Names
 from aftserve.client.results import Result
 from aftserve.model.answers import Answer
 from aftserve.model.documents import TokenizedDocument, document_answer
-from aftserve.model.evidence import add_evidence
+from aftserve.model.evidence import add_evidence, deletions
 from aftserve.model.evidence import explain as explain_answer
-from aftserve.model.wanted import AnswerOptions
+from aftserve.model.wanted import MAX_CHECKS, AnswerOptions
 from aftserve.schemas import DocumentResult, Timings
 from aftserve.settings import Policy, Settings
 
@@ -112,6 +112,8 @@ class Predictor:
         *,
         inputs: Fields | None = None,
         evidence: int = 0,
+        evidence_tokens: int = 64,
+        evidence_check: int = 0,
         explain: Names = (),
         outputs: Names = (),
     ) -> Result: ...
@@ -123,6 +125,8 @@ class Predictor:
         *,
         inputs: Iterable[Fields] | None = None,
         evidence: int = 0,
+        evidence_tokens: int = 64,
+        evidence_check: int = 0,
         explain: Names = (),
         outputs: Names = (),
         progress: bool | None = None,
@@ -134,6 +138,8 @@ class Predictor:
         *,
         inputs: Fields | Iterable[Fields] | None = None,
         evidence: int = 0,
+        evidence_tokens: int = 64,
+        evidence_check: int = 0,
         explain: Names = (),
         outputs: Names = (),
         progress: bool | None = None,
@@ -146,6 +152,8 @@ class Predictor:
                 mapping for each of several documents.
             evidence: maximum passages of each document that support its label; with ``explain``,
                 5 in place of 0.
+            evidence_tokens: maximum tokens of a passage.
+            evidence_check: number of passages, up to 5, whose document runs again without them.
             explain: labels or values, ``NAME`` or ``OUTPUT:NAME``, that the passages support in
                 place of the largest logit; or outputs, for the labels or values of their answers.
             outputs: the outputs to answer; all by default.
@@ -159,7 +167,7 @@ class Predictor:
             AftexportError: if a document has no answer; the error names it by its index.
             TypeError: if ``documents`` is a single array, or is not iterable.
         """
-        options = _options(evidence, explain, outputs)
+        options = _options(evidence, evidence_tokens, evidence_check, explain, outputs)
         if isinstance(documents, str):
             only = None if inputs is None else [inputs]
             return _result(0, next(self._outcomes([documents], only, options)))
@@ -175,6 +183,8 @@ class Predictor:
         *,
         inputs: Iterable[Fields] | None = None,
         evidence: int = 0,
+        evidence_tokens: int = 64,
+        evidence_check: int = 0,
         explain: Names = (),
         outputs: Names = (),
     ) -> Iterator[Result | AftexportError]:
@@ -184,12 +194,13 @@ class Predictor:
             documents: see ``Predictor.__call__``; they are consumed as needed, up to some
                 thousands ahead of the answers.
             inputs: the extra inputs of each document.
-            evidence, explain, outputs: see ``Predictor.__call__``.
+            evidence, evidence_tokens, evidence_check, explain, outputs: see
+                ``Predictor.__call__``.
 
         Yields:
             A result for each document, in order, or the error of that document.
         """
-        options = _options(evidence, explain, outputs)
+        options = _options(evidence, evidence_tokens, evidence_check, explain, outputs)
         self._open().measure_costs()
         for outcome in self._outcomes(documents, inputs, options):
             yield _read(outcome.result) if outcome.result is not None else _error(outcome)
@@ -249,10 +260,18 @@ def _settings(**arguments: Any) -> Settings:
         raise UsageError(f"{name}: {message}.", "Give another value.") from error
 
 
-def _options(evidence: int, explain: Names, outputs: Names) -> AnswerOptions:
+def _options(
+    evidence: int, tokens: int, checks: int, explain: Names, outputs: Names
+) -> AnswerOptions:
     if evidence < 0:
         raise UsageError(f"evidence must be at least 0, got {evidence}.", "Give 0 for none.")
-    return AnswerOptions(evidence, _listed(explain), _listed(outputs))
+    if tokens < 1:
+        raise UsageError(f"evidence_tokens must be at least 1, got {tokens}.", "Give 64, or more.")
+    if not 0 <= checks <= MAX_CHECKS:
+        raise UsageError(
+            f"evidence_check must be from 0 to {MAX_CHECKS}, got {checks}.", "Give 0 for none."
+        )
+    return AnswerOptions(evidence, _listed(explain), _listed(outputs), tokens, checks)
 
 
 def _listed(names: Names) -> Sequence[str]:
@@ -271,8 +290,10 @@ def _finish(
     result = document_answer(loaded.bundle, policy, one, answer, timings).complete()
     if options.spans:
         explained = explain_answer(
-            loaded.classifier, one.document, answer, first=one.first, max_spans=options.spans
+            loaded.classifier, one.document, answer, first=one.first, options=options
         )
+        for deletion in deletions(one, answer, explained, options.checks):
+            deletion.add(loaded.run_again(deletion.document, deletion.wanted))
         add_evidence(result, answer, explained, is_chosen=bool(options.explain))
     return result
 

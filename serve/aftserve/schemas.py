@@ -176,10 +176,20 @@ class EvidenceSpan(BaseModel):
     text: str | None = Field(
         default=None, description="The passage, if the document was sent as text."
     )
+    until_token: int | None = Field(
+        default=None,
+        description="Index after the last token that `contribution` counts, of a causal model: its "
+        "rows after a passage hold the passage too.",
+    )
     contribution: float = Field(description="Exact contribution of its tokens to the logit.")
     above_average: float = Field(
         description="Contribution minus the contribution of as many average tokens."
     )
+    logit_without: float | None = Field(
+        default=None,
+        description="Logit of the document without this passage, if `evidence_check` asked for it.",
+    )
+    drop: float | None = Field(default=None, description="Logit minus `logit_without`.")
 
 
 class Evidence(BaseModel):
@@ -195,6 +205,10 @@ class Evidence(BaseModel):
     )
     logit: float = Field(description="Sum of all contributions and the offset.")
     offset: float = Field(description="Part that does not depend on the tokens.")
+    spread: bool = Field(
+        description="Whether no passage stands out: the tokens of the first add less above the "
+        "average than twice the mean size of a contribution."
+    )
     spans: list[EvidenceSpan] = Field(description="Passages by their contribution above average.")
 
 

@@ -64,9 +64,9 @@ HEADS = {
 }
 """The heads of each model."""
 QUERIES: dict[str, Fields] = {
-    "every head": {"evidence": 2, "explain": ["urgent", "age"]},
-    "one label": {"evidence": 2},
-    "features": {"evidence": 2},
+    "every head": {"evidence": 2, "evidence_check": 1, "explain": ["urgent", "age"]},
+    "one label": {"evidence": 2, "evidence_tokens": 9},
+    "features": {"evidence": 2, "evidence_check": 2},
 }
 """The evidence that requests to /infer ask for, of each model that has some."""
 DOCUMENT, EVIDENCE = "document", "evidence"

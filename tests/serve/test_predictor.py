@@ -39,6 +39,10 @@ def test_wrong_options_are_refused(predictor: Predictor) -> None:
         predictor(TEXTS, outputs=["other"])
     with pytest.raises(UsageError, match="evidence must be at least 0, got -1"):
         predictor("a", evidence=-1)
+    with pytest.raises(UsageError, match="evidence_tokens must be at least 1, got 0"):
+        predictor("a", evidence=1, evidence_tokens=0)
+    with pytest.raises(UsageError, match="evidence_check must be from 0 to 5, got 6"):
+        predictor("a", evidence=1, evidence_check=6)
 
 
 def test_token_ids_may_be_lists_or_arrays(predictor: Predictor) -> None:

@@ -48,6 +48,19 @@ def fulfill_changed(route: Route, **fields: Any) -> None:
     route.fulfill(json=route.fetch().json() | fields)
 
 
+def set_spread(page: Page, *, spread: bool) -> None:
+    """Have all evidence stand out, or none."""
+
+    def fulfill(route: Route) -> None:
+        answer = route.fetch().json()
+        for evidence in (answer.get("evidence"), *answer.get("explained", ())):
+            if evidence:
+                evidence["spread"] = spread
+        route.fulfill(json=answer)
+
+    page.route("**/infer?*", fulfill)
+
+
 def check_accessibility(page: Page, *rules: str, part: str = "html") -> None:
     """Check a part of a page by axe, and that the rules were applied."""
     page.evaluate(AXE.read_text("utf-8"))

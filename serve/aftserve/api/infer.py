@@ -50,7 +50,7 @@ from aftserve.http.access_log import add_log_fields
 from aftserve.http.clients import LoopTurns
 from aftserve.model.answers import InlineTokens
 from aftserve.model.documents import DocumentAnswer
-from aftserve.model.wanted import DEFAULT_SPANS, MAX_NAMES, AnswerOptions
+from aftserve.model.wanted import DEFAULT_SPANS, MAX_CHECKS, MAX_NAMES, SPAN_TOKENS, AnswerOptions
 from aftserve.scheduling.batching import Backlog
 from aftserve.schemas import (
     DocumentRequest,
@@ -97,6 +97,16 @@ EvidenceSpans = Annotated[
         f"or with `explain` for up to {DEFAULT_SPANS} passages.",
     ),
 ]
+EvidenceTokens = Annotated[int, Query(ge=1, description="Maximum tokens of a passage.")]
+EvidenceCheck = Annotated[
+    int,
+    Query(
+        ge=0,
+        le=MAX_CHECKS,
+        description="Number of passages of each label or value to check: the document runs again "
+        "without each of them, and `logit_without` of the passage has the result.",
+    ),
+]
 Explain = Annotated[
     list[str],
     Query(
@@ -140,6 +150,8 @@ def create_router(guards: Sequence[params.Depends]) -> APIRouter:
         outputs: Outputs,
         deadline_seconds: DeadlineSeconds = None,
         evidence: EvidenceSpans = 0,
+        evidence_tokens: EvidenceTokens = SPAN_TOKENS,
+        evidence_check: EvidenceCheck = 0,
     ) -> Response:
         """Classify one document, or several.
 
@@ -151,7 +163,7 @@ def create_router(guards: Sequence[params.Depends]) -> APIRouter:
         answer for one document is streamed as lines: the document, the answers for its tokens in
         parts, and `{"complete": true}`.
         """
-        options = AnswerOptions(evidence, explain, outputs)
+        options = AnswerOptions(evidence, explain, outputs, evidence_tokens, evidence_check)
         return await _answer(request, service, options, deadline_seconds)
 
     return router

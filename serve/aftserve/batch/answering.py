@@ -234,10 +234,21 @@ class OfflineClassifier:
         tokens = token_answers(self.bundle.manifest.heads, one, answer)
         result = None
         if finish is not None:
-            result = finish(one, answer, timings)
+            try:
+                result = finish(one, answer, timings)
+            except AftexportError as error:  # of a run without a passage
+                return Outcome(None, error, len(one.ids), 0)
             # The result has the passages: do not hold the numbers of each token with every answer.
             answer = replace(answer, explained=())
         return Outcome(answer, None, len(one.ids), len(one.used), tokens, result)
+
+    def run_again(self, one: TokenizedDocument, wanted: Wanted) -> Answer:
+        """Return the answer for a document that was checked before; raises its error."""
+        with self._turn:
+            (answer,) = self._answers([one], wanted)
+        if not isinstance(answer, Answer):
+            raise answer
+        return answer
 
     def _answers(
         self, documents: Sequence[TokenizedDocument], wanted: Wanted

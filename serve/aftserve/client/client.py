@@ -95,6 +95,8 @@ class Client:
         *,
         inputs: Fields | None = None,
         evidence: int = 0,
+        evidence_tokens: int = 64,
+        evidence_check: int = 0,
         explain: Names = (),
         outputs: Names = (),
         deadline: float | None = None,
@@ -107,6 +109,8 @@ class Client:
         *,
         inputs: Sequence[Fields] | None = None,
         evidence: int = 0,
+        evidence_tokens: int = 64,
+        evidence_check: int = 0,
         explain: Names = (),
         outputs: Names = (),
         deadline: float | None = None,
@@ -119,6 +123,8 @@ class Client:
         features: Array,
         inputs: Fields | None = None,
         evidence: int = 0,
+        evidence_tokens: int = 64,
+        evidence_check: int = 0,
         explain: Names = (),
         outputs: Names = (),
         deadline: float | None = None,
@@ -131,6 +137,8 @@ class Client:
         features: Array | None = None,
         inputs: Fields | Sequence[Fields] | None = None,
         evidence: int = 0,
+        evidence_tokens: int = 64,
+        evidence_check: int = 0,
         explain: Names = (),
         outputs: Names = (),
         deadline: float | None = None,
@@ -144,6 +152,8 @@ class Client:
                 list of mappings for several documents. Features are then sent as JSON.
             evidence: maximum passages of each document that support its label, up to 100; with
                 ``explain``, 5 in place of 0.
+            evidence_tokens: maximum tokens of a passage.
+            evidence_check: number of passages, up to 5, whose document runs again without them.
             explain: labels or values, ``NAME`` or ``OUTPUT:NAME``, that the passages support in
                 place of the largest logit; or outputs, for the labels or values of their answers.
             outputs: the outputs to answer; all by default.
@@ -156,7 +166,7 @@ class Client:
         """
         check_one_given(documents, features)
         beside = {} if inputs is None else {"inputs": inputs}
-        query = query_of(evidence, explain, outputs)
+        query = query_of(evidence, evidence_tokens, evidence_check, explain, outputs)
         if features is not None:
             return self._infer_features(features, inputs, query, deadline)
         if isinstance(documents, str):
@@ -177,6 +187,8 @@ class Client:
         inputs: Iterable[Fields] | None = None,
         batch_size: int = 64,
         evidence: int = 0,
+        evidence_tokens: int = 64,
+        evidence_check: int = 0,
         explain: Names = (),
         outputs: Names = (),
         deadline: float | None = None,
@@ -193,7 +205,7 @@ class Client:
                 needed.
             inputs: the extra inputs of each document; consumed as needed.
             batch_size: maximum documents of one request.
-            evidence, explain, outputs: see ``infer``.
+            evidence, evidence_tokens, evidence_check, explain, outputs: see ``infer``.
             deadline: maximum seconds of each request, or of each part of a split request; by
                 default the client's deadline.
 
@@ -212,7 +224,7 @@ class Client:
             raise TypeError("documents must be several texts or token ids, got one text: use infer")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        query = query_of(evidence, explain, outputs)
+        query = query_of(evidence, evidence_tokens, evidence_check, explain, outputs)
         if features is not None and inputs is None:
             for array in features:
                 yield self._ask_array(ArrayBody(array), query, deadline)
@@ -234,6 +246,8 @@ class Client:
         features: Array | None = None,
         inputs: Fields | None = None,
         evidence: int = 0,
+        evidence_tokens: int = 64,
+        evidence_check: int = 0,
         explain: Names = (),
         outputs: Names = (),
         deadline: float | None = None,
@@ -246,7 +260,7 @@ class Client:
             document: a text or token ids.
             features: a document of features instead, an array ``[tokens, features]``.
             inputs: the extra inputs by name. Features are then sent as JSON.
-            evidence, explain, outputs: see ``infer``.
+            evidence, evidence_tokens, evidence_check, explain, outputs: see ``infer``.
             deadline: maximum seconds until the end of the answer; by default the client's
                 deadline.
 
@@ -260,7 +274,7 @@ class Client:
         """
         check_one_given(document, features)
         kind, body = single_body(document, features, inputs)
-        query = query_of(evidence, explain, outputs)
+        query = query_of(evidence, evidence_tokens, evidence_check, explain, outputs)
         with ExitStack() as closing:
 
             def opened(left: float) -> httpx.Response:

@@ -105,9 +105,14 @@ def line_of(
     return to_json(content)
 
 
-def query_of(evidence: int, explain: Names, outputs: Names) -> str:
+def query_of(evidence: int, tokens: int, checks: int, explain: Names, outputs: Names) -> str:
     """Return the query of a request for some evidence and some outputs; empty for the default."""
-    pairs: list[tuple[str, str | int]] = [("evidence", evidence)] if evidence else []
+    numbers = (("evidence", evidence, 0), ("evidence_tokens", tokens, 64))
+    pairs: list[tuple[str, str | int]] = [
+        (name, number)
+        for name, number, default in (*numbers, ("evidence_check", checks, 0))
+        if number != default
+    ]
     for name, values in (("explain", explain), ("outputs", outputs)):
         pairs += [(name, value) for value in ([values] if isinstance(values, str) else values)]
     return urlencode(pairs)

@@ -98,6 +98,9 @@ class Span:
         above_average: contribution minus the contribution of as many average tokens.
         start, end: its first character and the one after its last, if the document was a text.
         text: the passage, if the document was a text.
+        logit_without: logit of the document without the passage, if it was checked.
+        drop: the logit minus ``logit_without``.
+        until_token: the token after the last that ``contribution`` counts, of a causal model.
     """
 
     start_token: int
@@ -107,6 +110,9 @@ class Span:
     start: int | None = None
     end: int | None = None
     text: str | None = None
+    logit_without: float | None = None
+    drop: float | None = None
+    until_token: int | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,7 @@ class Evidence:
         logit: the sum of all contributions and the offset.
         offset: part that does not depend on the tokens.
         spans: passages by their contribution above average.
+        spread: whether no passage stands out; see the server's ``/openapi.json``.
         name: label or value of the logit; None if it is that of the answer's label, and was not
             chosen.
         head: output of the logit, if it was chosen.
@@ -125,6 +132,7 @@ class Evidence:
     logit: float
     offset: float
     spans: Sequence[Span]
+    spread: bool = False
     name: str | None = None
     head: str | None = None
 
@@ -132,9 +140,7 @@ class Evidence:
     def read(cls, content: Mapping[str, Any]) -> Self:
         """Read the evidence from a response's JSON."""
         spans = [Span(**_known(Span, span)) for span in content["spans"]]
-        return cls(
-            content["logit"], content["offset"], spans, content.get("name"), content.get("head")
-        )
+        return cls(**_known(cls, content) | {"spans": spans})
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,12 @@ class ExplainedLogit:
     logit: float
     offset: float  # the part of it that does not depend on the tokens
     added: Added  # contribution of each token
+    index: int  # of the logit in its head
+    sign: int  # -1 for the first of two labels of one logit
+
+    def value(self, answer: "Answer") -> float:
+        """Return this logit in the answer for another document."""
+        return self.sign * float(answer.outputs[self.head][self.index])
 
 
 @dataclass(frozen=True)
@@ -215,6 +221,8 @@ class AnswerBuilder:
             chosen.sign * self._manifest.evidence_heads[chosen.head][index],
             # Copy the row: a view would keep a block of the engine's memory with every answer.
             np.multiply(added, chosen.sign, dtype=added.dtype),
+            index,
+            chosen.sign,
         )
 
 

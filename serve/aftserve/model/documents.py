@@ -4,9 +4,9 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -99,6 +99,34 @@ class TokenizedDocument:
     def decoding(self) -> Decoding:
         """The decoding of the tokens in ``used``."""
         return NO_MARKS if self.marks is None else self.marks.decoding
+
+    def without(self, start: int, end: int) -> Self:
+        """Return the document without some of the tokens in ``used``; it has no marks."""
+        left = _TokensLeft(self.used, start, end)
+        inputs = {n: np.delete(x, slice(start, end), axis=0) for n, x in self.extras.tokens.items()}
+        return replace(self, used=left, marks=None, extras=replace(self.extras, tokens=inputs))
+
+
+@dataclass(frozen=True)
+class _TokensLeft:
+    """The tokens of a document without a passage, which are read from the whole document."""
+
+    whole: Tokens
+    start: int  # of the passage
+    end: int
+
+    def __len__(self) -> int:
+        return len(self.whole) - (self.end - self.start)
+
+    def __getitem__(self, tokens: slice, /) -> NDArray[Any]:
+        first, last, _ = tokens.indices(len(self))
+        left_out = self.end - self.start
+        before = self.whole[first : max(first, min(last, self.start))]
+        after = self.whole[max(first, self.start) + left_out : max(last, self.start) + left_out]
+        return np.concatenate([before, after])
+
+    def tolist(self) -> Any:
+        return self[:].tolist()
 
 
 async def tokenize_documents(

@@ -1,38 +1,58 @@
 """The passages of a document that support a label or raise a value.
 
 The model returns the contribution of each token to a logit (``aftexport.lowering.evidence``). A
-passage is a run of tokens that contributes more than as many average tokens. The passages are the
-maximal scoring subsequences of the contributions minus their average. The algorithm is by Ruzzo and
-Tompa ("A linear time algorithm for finding all maximal scoring subsequences", ISMB 1999).
+passage is a run of tokens that contributes more than as many average tokens. Each of its tokens
+costs half the mean absolute deviation: otherwise chance would lengthen a passage up to its maximum,
+as a random walk does (Karlin and Altschul, "Methods for assessing the statistical significance of
+molecular sequence features by using general scoring schemes", PNAS 1990).
+
+A row of a causal model also holds the tokens before it. So a passage may raise all rows after it,
+and the run of raised rows, of any length, stands for the tokens at its beginning.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Encoding
 
-from aftserve.model.answers import Added, Answer
+from aftexport.bundle.manifest import Manifest
+from aftserve.model.answers import Added, Answer, ExplainedLogit
 from aftserve.model.classifier import Classifier
+from aftserve.model.documents import TokenizedDocument
+from aftserve.model.wanted import AnswerOptions, Wanted
 from aftserve.schemas import DocumentResult, Evidence, EvidenceSpan
 from aftserve.types import Document
+
+_CHOSEN = 100
+"""Passages that are chosen at least, so that a request for fewer gets the first of the same."""
+_STANDS_OUT = 2.0
+"""Factor to the mean size of a contribution that the tokens of a passage that stands out exceed."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A run of tokens."""
+    """A run of tokens, and the rows that they raise."""
 
     start: int
     end: int  # after its last token
-    added: float  # exact contribution of its tokens to the logit
-    above: float  # contribution minus that of as many average tokens
+    until: int  # after its last row; the same as end, but for a causal model
+    added: float  # exact contribution of its rows to the logit
+    above: float  # contribution minus that of as many average rows
 
 
 def explain(
-    classifier: Classifier, document: Document, answer: Answer, *, first: int, max_spans: int
+    classifier: Classifier,
+    document: Document,
+    answer: Answer,
+    *,
+    first: int,
+    options: AnswerOptions,
 ) -> list[Evidence]:
     """Return the contributions of a document's tokens to each of its explained logits."""
     encoding = classifier.encoding(document) if isinstance(document, str) else None
+    is_causal = _is_causal(classifier.manifest)
 
     def span(passage: Passage) -> EvidenceSpan:
         start, end = first + passage.start, first + passage.end
@@ -45,19 +65,65 @@ def explain(
             text=text,
             contribution=passage.added,
             above_average=passage.above,
+            until_token=first + passage.until if is_causal else None,
             **characters,
         )
 
-    return [
-        Evidence(
+    explained = []
+    for one in answer.explained:
+        found = passages(one.added, options.spans, options.span_tokens, is_causal=is_causal)
+        evidence = Evidence(
             head=one.head,
             name=one.name,
             logit=one.logit,
             offset=one.offset,
-            spans=[span(passage) for passage in passages(one.added, max_spans)],
+            spread=is_spread(one.added, found),
+            spans=[span(passage) for passage in found],
         )
-        for one in answer.explained
-    ]
+        explained.append(evidence)
+    return explained
+
+
+def _is_causal(manifest: Manifest) -> bool:
+    """Return whether each row of a model holds its token and those before it."""
+    plan = manifest.chunked
+    if plan is None or not plan.stages:
+        return False
+    *layers, last = plan.stages
+    # A pooling by a softmax is a stage of its own, and the graphs then return no evidence.
+    return all(one.causal for one in layers) and (last.causal or bool(layers and not plan.evidence))
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """A check of a passage: its document runs again without it."""
+
+    logit: ExplainedLogit
+    span: EvidenceSpan
+    document: TokenizedDocument
+
+    @property
+    def wanted(self) -> Wanted:
+        """The part of the answer with the logit."""
+        return Wanted(frozenset({self.logit.head}))
+
+    def add(self, answer: Answer) -> None:
+        """Add the logit without the passage to its span."""
+        self.span.logit_without = self.logit.value(answer)
+        self.span.drop = self.logit.logit - self.span.logit_without
+
+
+def deletions(
+    one: TokenizedDocument, answer: Answer, explained: Sequence[Evidence], checks: int
+) -> list[Deletion]:
+    """Return the checks of the first passages of each logit."""
+    found = []
+    for logit, evidence in zip(answer.explained, explained, strict=True):
+        for span in evidence.spans[:checks]:
+            # A passage is never the whole document, which adds nothing above its average.
+            left = one.without(span.start_token - one.first, span.end_token - one.first)
+            found.append(Deletion(logit, span, left))
+    return found
 
 
 def add_evidence(
@@ -90,36 +156,68 @@ def _characters(encoding: Encoding, start: int, end: int) -> tuple[int, int] | N
     return (first[0], last[1]) if first and last else None
 
 
-def passages(added: Added, max_spans: int) -> list[Passage]:
+def passages(
+    added: Added, max_spans: int, max_tokens: int, *, is_causal: bool = False
+) -> list[Passage]:
     """Return the passages that contribute most above average, the largest first."""
     wide = added.astype(np.float64)
-    sums = np.concatenate([[0.0], np.cumsum(wide)])
-    above = np.concatenate([[0.0], np.cumsum(wide - wide.mean())])
+    above = wide - wide.mean()
     found = [
-        Passage(start, end, float(sums[end] - sums[start]), float(above[end] - above[start]))
-        for start, end in _maximal(above.tolist())
+        Passage(
+            start,
+            min(start + max_tokens, until),
+            until,
+            float(wide[start:until].sum()),
+            float(above[start:until].sum()),
+        )
+        for start, until in _runs(
+            above, max(max_spans, _CHOSEN), len(added) if is_causal else max_tokens
+        )
     ]
     return sorted(found, key=lambda passage: -passage.above)[:max_spans]
 
 
-def _maximal(sums: Sequence[float]) -> list[tuple[int, int]]:
-    """Return the maximal scoring subsequences of a sequence, given its running sums."""
+def is_spread(added: Added, found: Sequence[Passage]) -> bool:
+    """Return whether no passage stands out among the contributions of all tokens."""
+    if not found:
+        return True
+    first, wide = found[0], added.astype(np.float64)
+    tokens, rows = first.end - first.start, first.until - first.start
+    # A steady rise over the document stays below the factor, as chance mostly does.
+    if first.above < _STANDS_OUT * float(np.abs(wide).mean()) * tokens:
+        return True
+    # The rows after a passage that raises them are as high as its own. In a steady rise they are
+    # higher.
+    own = float(wide[first.start : first.end].mean() - wide.mean())
+    return own < first.above / rows / 2
+
+
+def _runs(above: NDArray[np.float64], runs: int, max_tokens: int) -> list[tuple[int, int]]:
+    """Return disjoint runs of tokens, each the one of the highest score beside those before it."""
+    sizes = np.abs(above)
+    least = np.finfo(np.float32).eps * sizes.max()  # below it are rounding errors
+    sums = np.concatenate([[0.0], np.cumsum(above - sizes.mean() / 2)])
+    # For each token: the highest score of a run that starts with it.
+    scores = _window_maxima(sums[1:], max_tokens) - sums[:-1]
     found: list[tuple[int, int]] = []
-    # For each range of ``found``: index of the last earlier range with a lower start sum, or -1.
-    lower: list[int] = []
-    for place in range(len(sums) - 1):
-        if sums[place + 1] <= sums[place]:
-            continue
-        start, end = place, place + 1
-        while True:
-            before = len(found) - 1
-            while before >= 0 and sums[found[before][0]] >= sums[start]:
-                before = lower[before]
-            if before < 0 or sums[found[before][1]] >= sums[end]:
-                break
-            # Merge them: together they score more than each.
-            start = found[before][0]
-            del found[before:], lower[before:]
+    while len(found) < runs and scores[first := int(scores.argmax())] > least:
+        last = min(first + max_tokens, *(start for start, _ in found if start > first), len(above))
+        end = first + 1 + int(sums[first + 1 : last + 1].argmax())
+        start = end - 1 - int(sums[first:end][::-1].argmin())  # the shortest of equal runs
+        # The runs that start before it end before it.
+        low = max(start - max_tokens, *(end for _, end in found if end <= start), 0)
+        scores[low:start] = np.maximum.accumulate(sums[start:low:-1])[::-1] - sums[low:start]
+        scores[start:end] = -np.inf
         found.append((start, end))
-        lower.append(before)
     return found
+
+
+def _window_maxima(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
+    """Return the maximum of each value and the ``width - 1`` after it, as far as there are."""
+    # By van Herk and Gil-Werman: a window is the end of a block and the beginning of the next.
+    width = min(width, len(values))
+    padded = np.pad(values, (0, -len(values) % width + width), constant_values=-np.inf)
+    blocks = padded.reshape(-1, width)
+    ends = np.maximum.accumulate(blocks[:, ::-1], axis=1)[:, ::-1].ravel()[: len(values)]
+    beginnings = np.maximum.accumulate(blocks, axis=1).ravel()[width - 1 :][: len(values)]
+    return np.maximum(ends, beginnings)

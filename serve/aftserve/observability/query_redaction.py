@@ -9,7 +9,11 @@ from urllib.parse import parse_qsl, urlencode
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import Span, SpanProcessor
 
-_KNOWN = {"evidence": re.compile(r"\d{1,3}", re.ASCII)}
+_KNOWN = {
+    "evidence": re.compile(r"\d{1,3}", re.ASCII),
+    "evidence_check": re.compile(r"\d", re.ASCII),
+    "evidence_tokens": re.compile(r"\d{1,7}", re.ASCII),
+}
 """The parameters that the server reads, and their values."""
 _QUERIES = ("url.query",)
 _ADDRESSES = ("url.full", "url.original", "http.url", "http.target")

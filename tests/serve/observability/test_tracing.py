@@ -115,6 +115,7 @@ def exported(named: dict[str, str]) -> dict[str, Any]:
     [
         ("", ""),
         ("evidence=3", "evidence=3"),
+        ("evidence=3&evidence_tokens=256", "evidence=3&evidence_tokens=256"),
         (f"evidence=3&key={SECRET}", "evidence=3&REDACTED"),
         (f"{SECRET}", "REDACTED"),
         (f"{SECRET}=", "REDACTED"),

@@ -84,7 +84,9 @@ async function explain(head, name) {
   }
 }
 
-const highlightedIn = (evidence) => evidence?.spans.filter((span) => span.text || features).length ?? 0;
+/** Return the passages to highlight: none if none stands out. */
+const painted = (evidence) => (!evidence || evidence.spread ? [] : evidence.spans);
+const highlightedIn = (evidence) => painted(evidence).filter((span) => span.text || features).length;
 
 async function classify() {
   if (features && !series) {
@@ -171,22 +173,23 @@ function showEvidence(evidence, without, content) {
   byId("evidence").hidden = !evidence?.spans.length;
   byId("document").hidden = features !== null;
   // A file that was chosen after the request has another body.
-  if (answeredBody === series?.body) drawSeries(evidence?.spans ?? []);
+  if (answeredBody === series?.body) drawSeries(painted(evidence));
   if (!evidence) {
     byId("evidence-note").textContent = `This answer has no evidence. ${without}`;
     return;
   }
-  const { logit, offset, spans, name } = evidence;
+  const { logit, offset, spans, spread, name } = evidence;
   byId("evidence-note").textContent =
     `The logit of ${name ?? "the class"} is ${signed(logit)}: ${signed(logit - offset)} from the tokens and ${signed(offset)} from the bias. `
-    + (spans.length ? "These passages add more than as many average tokens."
-      : "No passage adds more than as many average tokens.");
-  fill("document", highlighted(content, spans));
+    + (!spans.length ? "No passage adds more than as many average tokens."
+      : spread ? "Nothing stands out: the evidence is spread over the document."
+      : "These passages add more than as many average tokens.");
+  fill("document", highlighted(content, painted(evidence)));
   fillTable("spans", spans.map((span, index) => {
     const link = { href: `#passage-${index + 1}`, ariaLabel: `Passage ${index + 1}` };
     const unseen = features ? `Steps ${span.start_token} to ${span.end_token - 1}` : `Tokens ${span.start_token} to ${span.end_token - 1}, which have no characters.`;
     return row(
-      number(span.text ? element("a", link, `${index + 1}`) : `${index + 1}`),
+      number(span.text && !spread ? element("a", link, `${index + 1}`) : `${index + 1}`),
       cell(element("span", { className: "clamp" }, span.text ?? unseen)),
       number(signed(span.contribution)),
       number(signed(span.above_average)),

@@ -3,7 +3,16 @@
 from pathlib import Path
 
 import pytest
-from page_driver import ORDINARY, classify, drop, focused, fulfill_changed, pieces, shown_pieces
+from page_driver import (
+    ORDINARY,
+    classify,
+    drop,
+    focused,
+    fulfill_changed,
+    pieces,
+    set_spread,
+    shown_pieces,
+)
 from playwright.sync_api import BrowserContext, Page, expect
 from servers import Serve
 
@@ -37,6 +46,7 @@ def test_keyboard_classifies_long_document(
 ) -> None:
     text = (ORDINARY * 2000)[:100_000]
     context.grant_permissions(["clipboard-read", "clipboard-write"])
+    set_spread(page, spread=False)
     page.goto(address)
     page.evaluate("text => navigator.clipboard.writeText(text)", text)
     page.evaluate(TIMED)
@@ -66,6 +76,7 @@ def test_keyboard_classifies_long_document(
 
 def test_markup_in_document_stays_text(address: str, page: Page) -> None:
     text = "<script>hacked = 1</script><img src=x onerror='hacked = 1'></div>&lt;" * 3
+    set_spread(page, spread=False)
     page.goto(address)
     answer = classify(page, text)
     assert shown_pieces(page) == pieces(text, answer["evidence"]["spans"])
@@ -75,6 +86,7 @@ def test_markup_in_document_stays_text(address: str, page: Page) -> None:
 
 def test_emoji_keep_highlights_in_place(address: str, page: Page) -> None:
     text = "one 🙂 or 👩‍👩‍👧‍👦 then e\u0301, 漢字, 𝄞 and 🇫🇷 again; " * 20
+    set_spread(page, spread=False)
     page.goto(address)
     page.fill("#passages", "100")
     answer = classify(page, text)
@@ -120,6 +132,17 @@ def test_passage_without_characters_is_only_listed(address: str, page: Page) -> 
     rows = page.locator("#spans tbody tr")
     expect(rows.nth(0)).to_contain_text("Tokens 0 to 0, which have no characters")
     expect(rows.nth(1).locator("a")).to_have_attribute("href", "#passage-2")
+
+
+def test_spread_evidence_is_not_painted(address: str, page: Page) -> None:
+    set_spread(page, spread=True)
+    page.goto(address)
+    spans = classify(page, ORDINARY)["evidence"]["spans"]
+    assert shown_pieces(page) == [ORDINARY]
+    expect(page.locator("#evidence-note")).to_contain_text("Nothing stands out")
+    expect(page.locator("#status")).to_contain_text("passages highlighted: 0")
+    expect(page.locator("#spans tbody tr")).to_have_count(len(spans))
+    expect(page.locator("#spans a")).to_have_count(0)
 
 
 def test_truncation_shows_warning(address: str, page: Page) -> None:

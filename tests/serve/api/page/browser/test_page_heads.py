@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
-from page_driver import ORDINARY, check_accessibility, classify, fulfill_changed
+from page_driver import ORDINARY, check_accessibility, classify, fulfill_changed, set_spread
 from playwright.sync_api import Locator, Page, expect
 from servers import Serve
 
@@ -110,6 +110,7 @@ def test_evidence_names_label(of_labels: str, page: Page) -> None:
 
 
 def test_click_on_label_shows_its_evidence(of_labels: str, page: Page) -> None:
+    set_spread(page, spread=False)
     page.goto(of_labels)
     classify(page, ORDINARY)
     for place, name in (("#label", "spam"), ("#scores", "legal")):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from input_models import FEATURES, MEAN, NAMES, SCALE
-from page_driver import check_accessibility, drop
+from page_driver import check_accessibility, drop, set_spread
 from playwright.sync_api import Page, Request, Route, expect
 from servers import Serve
 
@@ -56,6 +56,7 @@ def test_csv_and_npy_have_one_answer(address: str, page: Page, tmp_path: Path) -
     document = measured(3000)
     np.save(tmp_path / "a.npy", document)
     np.savetxt(tmp_path / "a.csv", document, delimiter=",", header=",".join(NAMES), comments="")
+    set_spread(page, spread=False)
     page.goto(address)
     expect(page.locator("#text")).to_be_hidden()
     first = send(page, tmp_path / "a.npy")
