@@ -150,8 +150,8 @@ class Predictor:
             documents: one text, or several documents: texts, token ids, or arrays of features.
             inputs: the extra inputs by name, numbers, lists or arrays: a mapping for one text, one
                 mapping for each of several documents.
-            evidence: maximum passages of each document that support its label; with ``explain``,
-                5 in place of 0.
+            evidence: maximum passages of each document that support its label; with ``explain``
+                or ``evidence_check``, 5 in place of 0.
             evidence_tokens: maximum tokens of a passage.
             evidence_check: number of passages, up to 5, whose document runs again without them.
             explain: labels or values, ``NAME`` or ``OUTPUT:NAME``, that the passages support in

@@ -94,7 +94,7 @@ EvidenceSpans = Annotated[
         ge=0,
         le=100,
         description="Maximum passages of each document that support its label; 0 for no evidence, "
-        f"or with `explain` for up to {DEFAULT_SPANS} passages.",
+        f"or with `explain` or `evidence_check` for up to {DEFAULT_SPANS} passages.",
     ),
 ]
 EvidenceTokens = Annotated[int, Query(ge=1, description="Maximum tokens of a passage.")]

@@ -151,7 +151,7 @@ class Client:
             inputs: the extra inputs by name, numbers, lists or arrays: a mapping for one text, a
                 list of mappings for several documents. Features are then sent as JSON.
             evidence: maximum passages of each document that support its label, up to 100; with
-                ``explain``, 5 in place of 0.
+                ``explain`` or ``evidence_check``, 5 in place of 0.
             evidence_tokens: maximum tokens of a passage.
             evidence_check: number of passages, up to 5, whose document runs again without them.
             explain: labels or values, ``NAME`` or ``OUTPUT:NAME``, that the passages support in

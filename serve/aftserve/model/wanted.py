@@ -24,7 +24,7 @@ _SHOWN_NAMES = 20
 MAX_NAMES = 256
 """Maximum values of ``explain`` or ``outputs`` of a request."""
 DEFAULT_SPANS = 5
-"""Maximum passages of a chosen label if a request gives no number."""
+"""Maximum passages of a chosen label, or with checks, if a request gives no number."""
 SPAN_TOKENS = 64
 """Maximum tokens of a passage if a request gives no number."""
 MAX_CHECKS = 5
@@ -69,15 +69,16 @@ NO_HEAD = Wanted(heads=frozenset())
 class AnswerOptions:
     """The options of a request for its answers."""
 
-    spans: int = 0  # maximum of each logit; 0 for no evidence, or for DEFAULT_SPANS with explain
+    # maximum of each logit; 0 for no evidence, or for DEFAULT_SPANS with explain or checks
+    spans: int = 0
     explain: Sequence[str] = ()  # labels, values or heads; empty for the largest logit of the first
     outputs: Sequence[str] = ()  # names of heads; empty for all
     span_tokens: int = SPAN_TOKENS  # maximum of a passage
     checks: int = 0  # passages of each logit whose document runs again without them
 
     def __post_init__(self) -> None:
-        """Replace 0 spans of chosen logits, and checks of more passages than there are."""
-        if self.explain and not self.spans:
+        """Replace 0 spans of chosen or checked logits, and checks of more passages than those."""
+        if (self.explain or self.checks) and not self.spans:
             object.__setattr__(self, "spans", DEFAULT_SPANS)
         object.__setattr__(self, "checks", min(self.checks, self.spans))
 

@@ -178,6 +178,9 @@ def test_deletion_shows_document_without_passage(server: str) -> None:
             assert span.logit_without == pytest.approx(left.logit, abs=1e-5)
             assert span.drop == pytest.approx(found.logit - left.logit, abs=1e-5)
         assert found.spans[2].drop is None
+        alone = client.infer(TEXT, evidence_check=1).evidence
+        assert alone is not None
+        assert alone.spans[0].drop == pytest.approx(found.spans[0].drop, abs=1e-5)
         usual = client.infer(TEXT * 30).timings.predicted_seconds
         checked = client.infer(TEXT * 30, evidence=5, evidence_check=5).timings.predicted_seconds
         assert checked > 2 * usual
