@@ -37,7 +37,13 @@ from aftexport.chunked.stages import (
 )
 from aftexport.chunked.token_flow import OF_TOKENS, Kind, NotChunkable, is_recurrence, is_softmax
 from aftexport.engines.onnxruntime.sessions import take_choice
-from aftexport.lowering.evidence import DIRECTION, NoEvidence, add_direction, add_products
+from aftexport.lowering.evidence import (
+    DIRECTION,
+    LARGEST,
+    NoEvidence,
+    add_direction,
+    add_products,
+)
 from aftexport.lowering.finish import finish
 from aftexport.lowering.graph_values import constants_of, names_of, pooling
 from aftexport.operators.domain import DOMAIN
@@ -251,12 +257,13 @@ class _Cutter(GraphParts):
             tokens=tokens,
             widths=widths,
             tokens_use_last_stage=tokens is not None and _uses_last_stage(tokens, stages),
-            explain=self._explain(kept, summed) if summed is not None else None,
+            explain=self._explain([*kept, *back], summed) if summed is not None else None,
         )
 
     def _pooled(self) -> dict[str, Pooling]:
         """Return the values pooled from the tokens, with the combination of those of chunks."""
-        pooled: dict[str, Pooling] = {MARK: "max"} if MARK in self.kinds else {}
+        named: dict[str, Pooling] = {MARK: "max", LARGEST: "ties"}
+        pooled = {name: how for name, how in named.items() if name in self.kinds}
         for node in self.nodes:
             kinds = {self.kinds[name] for name in names_of(node.inputs)}
             if self._kind(node) is not Kind.POOLED or Kind.TOKENS not in kinds:

@@ -13,6 +13,7 @@ from enum import Enum, auto
 import numpy as np
 import onnx_ir as ir
 
+from aftexport.lowering.evidence import TIES
 from aftexport.lowering.graph_values import (
     Array,
     Axes,
@@ -466,6 +467,10 @@ def _given(step: Step) -> Kind | None:
     return None if has_tokens else Kind.GIVEN
 
 
+def _ties(step: Step) -> Kind | None:
+    return Kind.POOLED if step.result == TIES else None
+
+
 def _combined(step: Step) -> Kind | None:
     node, operands = step.node, step.operands
     has_rows = step.dims.get(step.result, [])[:2] == step.document
@@ -540,6 +545,7 @@ _RULES: tuple[Callable[[Step], Kind | None], ...] = (
     _angles,
     _size,
     _given,
+    _ties,
     _combined,
     _pooled,
     _mask,

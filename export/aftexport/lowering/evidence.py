@@ -9,6 +9,9 @@ summands of chosen logits beside the logits. They are exact for the last layer, 
 of the logits does not change. A summand is the product of x[t] with the document's *direction*,
 ``scale * W`` of that logit.
 
+A maximum is a sum too: each channel of x[t] counts where it is the largest, and tokens with equal
+largest values share it.
+
 The constant ``EXPLAINED`` has the choice: the logits of all heads of one sum are numbered one after
 the other, and ``largest(i)`` stands for the largest logit of head i. A runtime that replaces the
 constant by an input chooses for each document, see ``engines.onnxruntime.sessions``. Otherwise the
@@ -28,6 +31,7 @@ from aftexport.lowering.graph_values import (
     constants_of,
     is_reduction_over_tokens,
     main_input_of,
+    pooling,
 )
 from aftexport.lowering.nodes import NewNodes
 from aftexport.system.contract import EVIDENCE, EXPLAINED, largest
@@ -36,9 +40,16 @@ DIRECTION = "evidence_direction"
 """The output with the directions of each document, float32 ``[batch, D, chosen]``."""
 
 
+LARGEST, TIES = f"{EVIDENCE}_largest", f"{EVIDENCE}_ties"
+"""The largest values of each channel with the ties of the least of these in the last row, and the
+ties: the number of tokens with this value."""
+
+
 _FLOAT = ir.DataType.FLOAT
 
 
+_DOCUMENT_AXES = (1,)
+"""The place of the axis that a number for each document or channel gets beside its tokens."""
 _LAST_AXIS = (-1,)
 
 
@@ -84,9 +95,9 @@ def add_evidence(model: ir.Model, outputs: Sequence[str] | None = None) -> Expla
         NoEvidence: if no head is linear in a sum over the tokens, or one of ``outputs`` is not;
             the model stays unchanged.
     """
-    explainable, total = _add_direction(model.graph, outputs)
+    explainable, summands = _add_direction(model.graph, outputs)
     direction = model.graph.outputs.pop()
-    evidence = add_products(model.graph, total.tokens, direction)
+    evidence = add_products(model.graph, summands, direction)
     shape = main_input_of(model.graph).shape
     evidence.shape = None if shape is None else ir.Shape(shape[:2])
     return explainable
@@ -131,15 +142,16 @@ class _LinearHead:
 
 @dataclass(frozen=True)
 class _TokenSum:
-    """A sum or mean over the tokens of a document, scaled by one number per document."""
+    """A sum, mean or maximum over the tokens of a document, scaled by one number per document."""
 
-    tokens: ir.Value  # the summed value, ``[batch, tokens, D]``
+    tokens: ir.Value  # the reduced value, ``[batch, tokens, D]``
     result: ir.Value
-    is_mean: bool
+    pooling: str  # the operator
     factors: tuple[_Factor, ...]  # the factors after it, the last one first
 
 
-def _add_direction(graph: ir.Graph, outputs: Sequence[str] | None) -> tuple[Explainable, _TokenSum]:
+def _add_direction(graph: ir.Graph, outputs: Sequence[str] | None) -> tuple[Explainable, ir.Value]:
+    """Add the output DIRECTION; return its meaning, and the value that is summed."""
     search = _SummedHeads(graph)
     found: list[_LinearHead] = []
     total: _TokenSum | None = None
@@ -158,9 +170,39 @@ def _add_direction(graph: ir.Graph, outputs: Sequence[str] | None) -> tuple[Expl
         total = summed
     if total is None or (outputs is not None and refused):
         raise NoEvidence(next(iter(refused.values()), "every output is for tokens"))
+    summands = _largest_values(graph, total) if total.pooling == "ReduceMax" else total.tokens
     graph.outputs.append(_direction(graph, found, total))
     offsets = {str(head.output.name): tuple(map(float, head.offsets)) for head in found}
-    return Explainable(str(total.tokens.name), offsets, refused), total
+    return Explainable(str(summands.name), offsets, refused), summands
+
+
+def _largest_values(graph: ir.Graph, total: _TokenSum) -> ir.Value:
+    """Add the nodes of the largest value of each channel, shared by its tokens; others are 0."""
+    new = NewNodes(graph, EVIDENCE)
+    of_tokens = total.tokens.shape
+    assert of_tokens is not None  # the axes were compared
+    of_document = ir.Shape([of_tokens[0], 1, of_tokens[2]])
+    axis, zero = new.constant(_DOCUMENT_AXES), new.constant(np.zeros((), np.float32))
+    x = _typed(new.add("Cast", total.tokens, to=_FLOAT), of_tokens)
+    wide = new.add("Cast", total.result, to=_FLOAT)
+    largest = _typed(new.add("Unsqueeze", wide, axis), of_document)
+    is_largest = _typed(new.add("Equal", x, largest), of_tokens, ir.DataType.BOOL)
+    counted = _typed(new.add("Cast", is_largest, to=_FLOAT), of_tokens)
+    ties = _typed(new.add("ReduceSum", counted, axis, keepdims=1), of_document)
+    both = new.add("Concat", largest, ties, axis=1)
+    ties.name, both.name = TIES, LARGEST
+    _typed(both, ir.Shape([of_tokens[0], 2, of_tokens[2]]))
+    count = new.add("Gather", both, new.constant(_LAST_AXIS), axis=1)
+    share = _typed(new.add("Div", largest, count), of_document)
+    summands = _typed(new.add("Where", is_largest, share, zero), of_tokens)
+    graph.extend(new.nodes)
+    return summands
+
+
+def _typed(value: ir.Value, shape: ir.Shape, dtype: ir.DataType = _FLOAT) -> ir.Value:
+    """Give a value a type and a shape, by which the chunks tell its kind; return it."""
+    value.dtype, value.shape = dtype, shape
+    return value
 
 
 def _direction(graph: ir.Graph, heads: Sequence[_LinearHead], total: _TokenSum) -> ir.Value:
@@ -173,9 +215,9 @@ def _direction(graph: ir.Graph, heads: Sequence[_LinearHead], total: _TokenSum) 
     for factor in total.factors:
         scale = new.add("Cast", factor.operand, to=_FLOAT)
         if factor.rank == 2:
-            scale = new.add("Unsqueeze", scale, new.constant(_LAST_AXIS))
+            scale = new.add("Unsqueeze", scale, new.constant(_DOCUMENT_AXES))
         value = new.add(factor.operator, value, scale)
-    if total.is_mean:
+    if total.pooling == "ReduceMean":
         count = new.add("Shape", total.tokens, start=1, end=2)
         value = new.add("Div", value, new.add("Cast", count, to=_FLOAT))
     direction = new.add("Transpose", value, perm=[0, 2, 1])
@@ -280,11 +322,11 @@ class _SummedHeads:
         while True:
             node = _producer(pooled)
             operands = [value for value in node.inputs if value is not None]
-            if is_reduction_over_tokens(node, self._constants):
+            is_sum = is_reduction_over_tokens(node, self._constants)
+            if is_sum or pooling(node, self._constants) == "max":
                 if len(axes_of(pooled)) != 2:
                     raise NoEvidence(f"{node.op_type} ({pooled.name}) keeps an axis of tokens")
-                is_mean = node.op_type == "ReduceMean"
-                return _TokenSum(operands[0], pooled, is_mean, tuple(factors))
+                return _TokenSum(operands[0], pooled, node.op_type, tuple(factors))
             if node.op_type in ("Mul", "Div"):
                 places = [1, 0] if node.op_type == "Mul" else [1]
                 place = next((i for i in places if self._is_factor(operands[i])), None)

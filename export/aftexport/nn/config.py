@@ -154,7 +154,8 @@ def check_entries(kind: type[Any], values: Mapping[str, Any], required: Sequence
         raise UsageError(f"The configuration lacks {', '.join(missing)}.", "Add the entries.")
 
 
-_POOLINGS = ("mean", "attention", "none")
+_DOCUMENT_POOLINGS = ("mean", "attention", "max")
+_POOLINGS = (*_DOCUMENT_POOLINGS, "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +167,8 @@ class HeadConfig:
             ``aftexport.heads.HEADS``.
         num_labels: number of outputs: of classes, of values, or 1 for a binary classification;
             None for feature_extraction, whose vectors have ``dim`` numbers.
-        pooling: the reduction of the tokens to one vector, mean or attention; none for the vector
-            or the values of each token, in feature_extraction and regression. A
+        pooling: the reduction of the tokens to one vector: mean, attention or max; none for the
+            vector or the values of each token, in feature_extraction and regression. A
             token_classification pools nothing.
 
     Raises:
@@ -190,10 +191,7 @@ class HeadConfig:
                 "Set dim to the number of numbers in a vector.",
             )
         if self.pooling == "none" and not self.is_per_token:
-            raise UsageError(
-                f"pooling must be mean or attention for {self.problem_type}, got 'none'.",
-                "Choose mean or attention.",
-            )
+            check_choice(f"pooling of {self.problem_type}", self.pooling, _DOCUMENT_POOLINGS)
 
     @property
     def is_per_token(self) -> bool:

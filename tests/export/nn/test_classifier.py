@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from aftexport.nn import LAYERS, ClassifierConfig, DocumentClassifier
-from aftexport.nn.classifier import AttentionPooling, MeanPooling
+from aftexport.nn.classifier import AttentionPooling, MaxPooling, MeanPooling
 
 from .layers import DIM, documents
 
@@ -77,7 +77,7 @@ def test_other_documents_and_tokens_do_matter(mechanism: str) -> None:
 
 
 @every_mechanism
-@pytest.mark.parametrize("pooling", ["mean", "attention"])
+@pytest.mark.parametrize("pooling", ["mean", "attention", "max"])
 def test_an_empty_document_has_finite_scores(mechanism: str, pooling: str) -> None:
     model = make_classifier(mechanism, pooling=pooling)
     ids, _ = batch(5, 5)
@@ -150,7 +150,7 @@ def test_attention_pooling_weighs_only_own_tokens() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
-    "pooling", [MeanPooling(), AttentionPooling(DIM)], ids=["mean", "attention"]
+    "pooling", [MeanPooling(), AttentionPooling(DIM), MaxPooling()], ids=lambda p: type(p).__name__
 )
 def test_long_16_bit_sums_use_float32(pooling: torch.nn.Module, dtype: torch.dtype) -> None:
     x = torch.full((1, 70_000, DIM), 1.5, dtype=dtype)
