@@ -269,7 +269,7 @@ def _largest_and_ties(before: Array, new: Array) -> Array:
     return np.concatenate([largest, ties[0] + ties[1]], 1).astype(before.dtype)
 
 
-_COMBINE = {"sum": np.add, "max": np.maximum, "ties": _largest_and_ties}
+_COMBINE = {"sum": np.add, "max": np.maximum, "logsumexp": np.logaddexp, "ties": _largest_and_ties}
 
 
 def combine_pooled(

@@ -10,7 +10,9 @@ of the logits does not change. A summand is the product of x[t] with the documen
 ``scale * W`` of that logit.
 
 A maximum is a sum too: each channel of x[t] counts where it is the largest, and tokens with equal
-largest values share it.
+largest values share it. The logarithm of ``sum_t exp(x[t])`` is shared in the ratio of these
+powers. If the number of tokens is subtracted from it, as in a mean of powers, all tokens share that
+equally: the share of a token that decides stays positive.
 
 The constant ``EXPLAINED`` has the choice: the logits of all heads of one sum are numbered one after
 the other, and ``largest(i)`` stands for the largest logit of head i. A runtime that replaces the
@@ -34,7 +36,7 @@ from aftexport.lowering.graph_values import (
     pooling,
 )
 from aftexport.lowering.nodes import NewNodes
-from aftexport.system.contract import EVIDENCE, EXPLAINED, largest
+from aftexport.system.contract import EVIDENCE, EXPLAINED, LENGTHS, largest
 
 DIRECTION = "evidence_direction"
 """The output with the directions of each document, float32 ``[batch, D, chosen]``."""
@@ -142,10 +144,11 @@ class _LinearHead:
 
 @dataclass(frozen=True)
 class _TokenSum:
-    """A sum, mean or maximum over the tokens of a document, scaled by one number per document."""
+    """A pooling of the tokens of a document, scaled by one number per document."""
 
     tokens: ir.Value  # the reduced value, ``[batch, tokens, D]``
     result: ir.Value
+    whole: ir.Value  # the input of the head
     pooling: str  # the operator
     factors: tuple[_Factor, ...]  # the factors after it, the last one first
 
@@ -170,22 +173,41 @@ def _add_direction(graph: ir.Graph, outputs: Sequence[str] | None) -> tuple[Expl
         total = summed
     if total is None or (outputs is not None and refused):
         raise NoEvidence(next(iter(refused.values()), "every output is for tokens"))
-    summands = _largest_values(graph, total) if total.pooling == "ReduceMax" else total.tokens
+    summands = _summands(graph, total)
     graph.outputs.append(_direction(graph, found, total))
     offsets = {str(head.output.name): tuple(map(float, head.offsets)) for head in found}
     return Explainable(str(summands.name), offsets, refused), summands
 
 
-def _largest_values(graph: ir.Graph, total: _TokenSum) -> ir.Value:
-    """Add the nodes of the largest value of each channel, shared by its tokens; others are 0."""
+def _summands(graph: ir.Graph, total: _TokenSum) -> ir.Value:
+    """Add the nodes of the values whose sum over the tokens is the result of a pooling.
+
+    For the logarithm of a sum of powers, the sum is the input of the head.
+    """
+    if total.pooling in ("ReduceSum", "ReduceMean"):
+        return total.tokens
     new = NewNodes(graph, EVIDENCE)
     of_tokens = total.tokens.shape
     assert of_tokens is not None  # the axes were compared
     of_document = ir.Shape([of_tokens[0], 1, of_tokens[2]])
-    axis, zero = new.constant(_DOCUMENT_AXES), new.constant(np.zeros((), np.float32))
     x = _typed(new.add("Cast", total.tokens, to=_FLOAT), of_tokens)
     wide = new.add("Cast", total.result, to=_FLOAT)
-    largest = _typed(new.add("Unsqueeze", wide, axis), of_document)
+    result = new.add("Unsqueeze", wide, new.constant(_DOCUMENT_AXES))
+    _typed(result, of_document)
+    if total.pooling == "ReduceMax":
+        summands = _largest_values(new, x, result)
+    else:
+        summands = _shares_of_logarithm(graph, new, total, (x, result))
+    graph.extend(new.nodes)
+    return summands
+
+
+def _largest_values(new: NewNodes, x: ir.Value, largest: ir.Value) -> ir.Value:
+    """Add the nodes of the largest value of each channel, shared by its tokens; others are 0."""
+    of_tokens, of_document = x.shape, largest.shape
+    assert of_tokens is not None  # the caller sets them
+    assert of_document is not None
+    axis, zero = new.constant(_DOCUMENT_AXES), new.constant(np.zeros((), np.float32))
     is_largest = _typed(new.add("Equal", x, largest), of_tokens, ir.DataType.BOOL)
     counted = _typed(new.add("Cast", is_largest, to=_FLOAT), of_tokens)
     ties = _typed(new.add("ReduceSum", counted, axis, keepdims=1), of_document)
@@ -194,9 +216,38 @@ def _largest_values(graph: ir.Graph, total: _TokenSum) -> ir.Value:
     _typed(both, ir.Shape([of_tokens[0], 2, of_tokens[2]]))
     count = new.add("Gather", both, new.constant(_LAST_AXIS), axis=1)
     share = _typed(new.add("Div", largest, count), of_document)
-    summands = _typed(new.add("Where", is_largest, share, zero), of_tokens)
-    graph.extend(new.nodes)
-    return summands
+    return _typed(new.add("Where", is_largest, share, zero), of_tokens)
+
+
+def _shares_of_logarithm(
+    graph: ir.Graph, new: NewNodes, total: _TokenSum, powers: tuple[ir.Value, ir.Value]
+) -> ir.Value:
+    """Add the nodes of each token's share of a logarithm, and of what was added to that."""
+    x, logarithm = powers
+    of_tokens, of_document = x.shape, logarithm.shape
+    assert of_tokens is not None  # the caller sets them
+    assert of_document is not None
+    axis, zero = new.constant(_DOCUMENT_AXES), new.constant(np.zeros((), np.float32))
+    scaled = logarithm
+    for factor in reversed(total.factors):
+        scale = new.add("Cast", factor.operand, to=_FLOAT)
+        if factor.rank == 2:
+            scale = new.add("Unsqueeze", scale, axis)
+        scaled = _typed(new.add(factor.operator, scaled, scale), of_document)
+    size = new.add("Shape", main_input_of(graph), start=1, end=2)
+    counts = next((value for value in graph.inputs if value.name == LENGTHS), size)
+    whole = new.add("Unsqueeze", new.add("Cast", total.whole, to=_FLOAT), axis)
+    by_token = new.add("Unsqueeze", counts, new.constant((1, 2)))
+    added = new.add("Div", new.add("Sub", whole, scaled), new.add("Cast", by_token, to=_FLOAT))
+    _typed(added, of_document)
+    positions = new.add(
+        "Range", new.constant(np.array(0)), new.add("Squeeze", size), new.constant(np.array(1))
+    )
+    mask = new.add("Less", new.add("Unsqueeze", positions, axis), by_token)
+    share = _typed(new.add("Exp", _typed(new.add("Sub", x, logarithm), of_tokens)), of_tokens)
+    shared = _typed(new.add("Mul", share, scaled), of_tokens)
+    equal = _typed(new.add("Where", mask, added, zero), of_tokens)
+    return _typed(new.add("Add", shared, equal), of_tokens)
 
 
 def _typed(value: ir.Value, shape: ir.Shape, dtype: ir.DataType = _FLOAT) -> ir.Value:
@@ -212,7 +263,7 @@ def _direction(graph: ir.Graph, heads: Sequence[_LinearHead], total: _TokenSum) 
     """
     new = NewNodes(graph, EVIDENCE)
     value = _rows(new, heads, _chosen(new, heads))
-    for factor in total.factors:
+    for factor in () if total.pooling == "ReduceLogSumExp" else total.factors:
         scale = new.add("Cast", factor.operand, to=_FLOAT)
         if factor.rank == 2:
             scale = new.add("Unsqueeze", scale, new.constant(_DOCUMENT_AXES))
@@ -318,30 +369,41 @@ class _SummedHeads:
         return _LinearHead(output, pooled, weight, is_transposed, np.broadcast_to(flat, classes))
 
     def _total_behind(self, pooled: ir.Value) -> _TokenSum:
-        factors: list[_Factor] = []
+        whole, factors = pooled, list[_Factor]()
+        shift: NoEvidence | None = None
         while True:
             node = _producer(pooled)
             operands = [value for value in node.inputs if value is not None]
+            last = f"{node.op_type} ({pooled.name})"
+            between = NoEvidence(f"{last} is between the sum over the tokens and the head")
             is_sum = is_reduction_over_tokens(node, self._constants)
-            if is_sum or pooling(node, self._constants) == "max":
+            how = pooling(node, self._constants)
+            if is_sum or how in ("max", "logsumexp"):
                 if len(axes_of(pooled)) != 2:
-                    raise NoEvidence(f"{node.op_type} ({pooled.name}) keeps an axis of tokens")
-                return _TokenSum(operands[0], pooled, node.op_type, tuple(factors))
-            if node.op_type in ("Mul", "Div"):
-                places = [1, 0] if node.op_type == "Mul" else [1]
+                    raise NoEvidence(f"{last} keeps an axis of tokens")
+                if how != "logsumexp" and shift is not None:
+                    raise shift
+                return _TokenSum(operands[0], pooled, whole, node.op_type, tuple(factors))
+            if node.op_type in ("Add", "Div", "Mul", "Sub"):
+                places = [1, 0] if node.op_type in ("Add", "Mul") else [1]
                 place = next((i for i in places if self._is_factor(operands[i])), None)
+                is_shift = node.op_type in ("Add", "Sub")
                 if place is None:
-                    raise NoEvidence(
-                        f"{node.op_type} ({pooled.name}) does not scale by one number per document"
+                    raise (
+                        between
+                        if is_shift
+                        else NoEvidence(f"{last} does not scale by one number per document")
                     )
                 operand = operands[place]
-                factors.append(_Factor(node.op_type, operand, len(self._shape(operand) or ())))
+                if is_shift:
+                    shift = shift or between
+                else:
+                    factors.append(_Factor(node.op_type, operand, len(self._shape(operand) or ())))
                 pooled = operands[1 - place]
             elif node.op_type in ("Cast", "Identity"):
                 pooled = operands[0]
             else:
-                last = f"{node.op_type} ({pooled.name})"
-                raise NoEvidence(f"{last} is between the sum over the tokens and the head")
+                raise between
 
     def _is_factor(self, value: ir.Value) -> bool:
         """Return whether a value has one number for each document, or one for all."""

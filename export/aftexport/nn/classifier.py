@@ -17,6 +17,8 @@ def build_pooling(config: HeadConfig, dim: int) -> nn.Module | None:
             return AttentionPooling(dim)
         case "max":
             return MaxPooling()
+        case "logsumexp":
+            return LogSumExpPooling(config.pooling_temperature)
         case _:
             return MeanPooling()
 
@@ -183,3 +185,31 @@ class MaxPooling(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Pool ``x [B, T, D]`` to ``[B, D]``; a document of no tokens gives 0."""
         return (_masked(_wide(x), lengths).amax(1) * (lengths > 0)[:, None]).to(x.dtype)
+
+
+class LogSumExpPooling(nn.Module):
+    """Pooling by a smooth maximum of each channel, ``t log(mean of exp(x / t))``.
+
+    The temperature t leads from the maximum, at 0, to the mean, at infinity.
+
+    Args:
+        temperature: the temperature; None for a learned one, which starts at 1.
+
+    Source: Pinheiro and Collobert, "From Image-level to Pixel-level Labeling with Convolutional
+    Networks", CVPR 2015, with r = 1/t.
+    """
+
+    def __init__(self, temperature: float | None = None) -> None:
+        super().__init__()
+        self.temperature = temperature
+        if temperature is None:
+            self.log_temperature = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Pool ``x [B, T, D]`` to ``[B, D]``; a document of no tokens gives 0."""
+        given = self.temperature
+        t = _wide(self.log_temperature).exp() if given is None else given
+        total = _masked(_wide(x) / t, lengths).logsumexp(1)
+        counts = lengths.clamp(1, x.shape[1])[:, None].to(total.dtype)
+        # The total of padding is finite, so that its product with 0 is 0.
+        return ((total - counts.log()) * (lengths > 0)[:, None] * t).to(x.dtype)

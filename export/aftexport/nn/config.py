@@ -1,5 +1,6 @@
 """The configurations of encoders, and of models with one output and with several."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -154,7 +155,7 @@ def check_entries(kind: type[Any], values: Mapping[str, Any], required: Sequence
         raise UsageError(f"The configuration lacks {', '.join(missing)}.", "Add the entries.")
 
 
-_DOCUMENT_POOLINGS = ("mean", "attention", "max")
+_DOCUMENT_POOLINGS = ("mean", "attention", "max", "logsumexp")
 _POOLINGS = (*_DOCUMENT_POOLINGS, "none")
 
 
@@ -167,9 +168,11 @@ class HeadConfig:
             ``aftexport.heads.HEADS``.
         num_labels: number of outputs: of classes, of values, or 1 for a binary classification;
             None for feature_extraction, whose vectors have ``dim`` numbers.
-        pooling: the reduction of the tokens to one vector: mean, attention or max; none for the
-            vector or the values of each token, in feature_extraction and regression. A
+        pooling: the reduction of the tokens to one vector: mean, attention, max or logsumexp; none
+            for the vector or the values of each token, in feature_extraction and regression. A
             token_classification pools nothing.
+        pooling_temperature: the temperature of logsumexp, a positive number; None for a learned
+            one.
 
     Raises:
         UsageError: if a value is not one of the choices or not a count, or two values do not fit
@@ -179,6 +182,7 @@ class HeadConfig:
     problem_type: str = "single_label_classification"
     num_labels: int | None = None
     pooling: str = "mean"
+    pooling_temperature: float | None = None
 
     def __post_init__(self) -> None:
         check_choice("problem_type", self.problem_type, tuple(HEADS))
@@ -192,6 +196,23 @@ class HeadConfig:
             )
         if self.pooling == "none" and not self.is_per_token:
             check_choice(f"pooling of {self.problem_type}", self.pooling, _DOCUMENT_POOLINGS)
+        self._check_option("pooling_temperature", "logsumexp")
+        temperature = self.pooling_temperature
+        if temperature is not None and not (
+            type(temperature) in (int, float) and 0 < temperature < math.inf
+        ):
+            raise UsageError(
+                f"pooling_temperature must be a positive number or null, got {temperature!r}.",
+                "Give a positive number, or null for a learned temperature.",
+            )
+
+    def _check_option(self, name: str, pooling: str) -> None:
+        """Raise UsageError if an option is given for another pooling than its own."""
+        if self.pooling != pooling and getattr(self, name) is not None:
+            raise UsageError(
+                f"{name} must be null for the pooling {self.pooling}, got {getattr(self, name)!r}.",
+                f"Leave it out, or choose the pooling {pooling}.",
+            )
 
     @property
     def is_per_token(self) -> bool:
@@ -228,6 +249,7 @@ class ClassifierConfig(EncoderConfig):
 
     num_labels: int | None = None
     pooling: str = "mean"
+    pooling_temperature: float | None = None
     problem_type: str = "single_label_classification"
 
     def __post_init__(self) -> None:
@@ -237,9 +259,7 @@ class ClassifierConfig(EncoderConfig):
     @property
     def head_config(self) -> HeadConfig:
         """The configuration of the output."""
-        return HeadConfig(
-            problem_type=self.problem_type, num_labels=self.num_labels, pooling=self.pooling
-        )
+        return HeadConfig(**{f.name: getattr(self, f.name) for f in fields(HeadConfig)})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

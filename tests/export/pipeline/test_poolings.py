@@ -24,7 +24,7 @@ from aftexport.lowering.evidence import add_evidence
 from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import AftSimple
-from aftexport.nn.classifier import MaxPooling
+from aftexport.nn.classifier import LogSumExpPooling, MaxPooling
 
 VOCABULARY, DIM, PLANTED = 20, 6, 19
 LENGTHS = (23, 1, 0, 12, 3)
@@ -41,8 +41,15 @@ def of_maximum(x: Tensor) -> Tensor:
     return equal_shares(x == x.amax(0)) * x
 
 
+def of_powers(x: Tensor) -> Tensor:
+    logits = x / 0.2
+    count = torch.tensor(float(len(x)))
+    return 0.2 * (logits.softmax(0) * logits.logsumexp(0) - count.log() / count)
+
+
 POOLINGS: dict[str, tuple[Callable[[], nn.Module], Definition]] = {
     "max": (MaxPooling, of_maximum),
+    "logsumexp": (lambda: LogSumExpPooling(0.2), of_powers),
 }
 """Each pooling, and the part of each token ``[T, C]`` in the pooled channels, in float64."""
 
@@ -62,7 +69,7 @@ class Pooled(nn.Module):
         self.topic = nn.Linear(2 * DIM, 3)
         with torch.no_grad():
             self.embedding.weight.abs_().neg_().sub_(1)
-            self.embedding.weight[PLANTED] = 0.5
+            self.embedding.weight[PLANTED] = 3
             self.topic.weight.abs_()
             self.topic.bias[1] += 20  # the largest logit of every document
 
@@ -159,6 +166,19 @@ def test_planted_token_is_named(case: Case, chunk_tokens: int) -> None:
         assert outputs["evidence"][0].argmax() == place
         whole = case.whole.run({"input_ids": ids[None], "lengths": np.array([300])})
         assert whole["evidence"][0].argmax() == place
+
+
+def test_long_document_of_equal_tokens(case: Case) -> None:
+    """A sum of a million powers keeps its digits, and so does the sum of the evidence."""
+    ids = np.full(1_000_000, 3)
+    logits, added = case.expected(ids[:1])  # each earlier token is the same
+    for outputs in (
+        case.whole.run({"input_ids": ids[None], "lengths": np.array([ids.size])}),
+        case.chunked.in_chunks_of(8192).run(ids, evidence=True),
+    ):
+        np.testing.assert_allclose(outputs["topic"][0], logits, rtol=1e-5)
+        total = outputs["evidence"].sum(dtype=np.float64)
+        np.testing.assert_allclose(total, added.sum(), rtol=1e-5)
 
 
 @given(st.lists(st.one_of(st.integers(1, 6), st.integers(40, 120)), min_size=1, max_size=5))
