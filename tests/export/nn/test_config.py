@@ -28,6 +28,8 @@ def test_a_configuration_survives_json(mechanism: str) -> None:
         ({"pooling_temperature": 0.5}, r"pooling_temperature must be null for .* mean, got 0\.5"),
         ({"pooling": "logsumexp", "pooling_temperature": 0.0}, r"pooling_temperature .*got 0\.0"),
         ({"pooling": "logsumexp", "pooling_temperature": True}, r"a positive number.*got True"),
+        ({"pooling": "top_k"}, r"pooling_k must be a positive whole number, got None"),
+        ({"pooling": "max", "pooling_k": 4}, r"pooling_k must be null for the pooling max, got 4"),
         ({"problem_type": "feature_extraction"}, r"num_labels must be null for .*got 3.*Set dim"),
         ({"problem_type": "ranking"}, r"problem_type must be one of .*feature_extraction"),
         ({"gate": "relu"}, r"gate must be one of sigmoid, tanh, none, got 'relu'"),
