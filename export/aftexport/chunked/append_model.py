@@ -330,7 +330,7 @@ class AppendModel:
         pooled = self._pooled(values, start)
         for name, new in pooled.items():
             # The sum of many tokens in float32 would lose the digits of one.
-            is_sum = self._plan.pooled[name] == "sum"
+            is_sum = self._plan.pooled[name] in ("sum", "logsumexp")
             pooled[name] = new.astype(np.float64) if is_sum else new.copy()
         if state is not None:
             pooled = combine_pooled(self._plan.pooled, state.pooled, pooled)

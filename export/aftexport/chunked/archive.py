@@ -44,13 +44,21 @@ from aftexport.chunked.token_flow import (
     numbers_of_token,
 )
 from aftexport.engines.onnxruntime.sessions import take_choice
-from aftexport.lowering.evidence import DIRECTION, NoEvidence, add_direction, add_products
+from aftexport.lowering.evidence import (
+    DIRECTION,
+    LARGEST,
+    NoEvidence,
+    add_direction,
+    add_products,
+)
 from aftexport.lowering.finish import finish
 from aftexport.lowering.graph_values import constants_of, names_of, pooling
 from aftexport.operators.domain import DOMAIN
 from aftexport.system.files import sha256_of
 from aftexport.system.onnx_files import MAX_MODEL_BYTES
 
+_OF_CHUNK = (Kind.TOKENS, Kind.PADDED)
+"""The kinds of values that are pooled chunk by chunk."""
 _AnyStage = Stage | RecurrenceStage | SoftmaxStage
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
@@ -267,15 +275,16 @@ class _Cutter(GraphParts):
             widths=widths,
             rows=self._rows(),
             tokens_use_last_stage=tokens is not None and _uses_last_stage(tokens, stages),
-            explain=self._explain(kept, summed) if summed is not None else None,
+            explain=self._explain([*kept, *back], summed) if summed is not None else None,
         )
 
     def _pooled(self) -> dict[str, Pooling]:
         """Return the values pooled from the tokens, with the combination of those of chunks."""
-        pooled: dict[str, Pooling] = {MARK: "max"} if MARK in self.kinds else {}
+        named: dict[str, Pooling] = {MARK: "max", LARGEST: "ties"}
+        pooled = {name: how for name, how in named.items() if name in self.kinds}
         for node in self.nodes:
             kinds = {self.kinds[name] for name in names_of(node.inputs)}
-            if self._kind(node) is not Kind.POOLED or Kind.TOKENS not in kinds:
+            if self._kind(node) is not Kind.POOLED or kinds.isdisjoint(_OF_CHUNK):
                 continue
             combination = pooling(node, self.constants)
             if Kind.PLACE in kinds:

@@ -251,7 +251,31 @@ def merged(first: Mapping[str, Array], second: Mapping[str, Array]) -> Mapping[s
     return {ATTENDED: attended, LOG_SUM: total}
 
 
-_COMBINE = {"sum": np.add, "max": np.maximum}
+def _largest(before: Array, new: Array) -> Array:
+    """Return the k largest values of each channel among those of both parts, ``[B, k, D]``."""
+    both = np.sort(np.concatenate([before, new], 1), 1)[:, ::-1]  # NaN comes first
+    return both[:, : before.shape[1]]
+
+
+def _largest_and_ties(before: Array, new: Array) -> Array:
+    """Return such values, and in one more row the number of tokens with the least of them."""
+    largest = _largest(before[:, :-1], new[:, :-1])
+    least = largest[:, -1:]
+    # A part counts the ties of its own least value, and has all its values above.
+    ties = [
+        np.where(part[:, -2:-1] == least, part[:, -1:], np.sum(part[:, :-1] == least, 1)[:, None])
+        for part in (before, new)
+    ]
+    return np.concatenate([largest, ties[0] + ties[1]], 1).astype(before.dtype)
+
+
+_COMBINE: Mapping[str, Callable[[Array, Array], Array]] = {
+    "sum": np.add,
+    "max": np.maximum,
+    "logsumexp": np.logaddexp,
+    "top_k": _largest,
+    "ties": _largest_and_ties,
+}
 
 
 def combine_pooled(

@@ -9,6 +9,12 @@ summands of chosen logits beside the logits. They are exact for the last layer, 
 of the logits does not change. A summand is the product of x[t] with the document's *direction*,
 ``scale * W`` of that logit.
 
+A maximum is a sum too: each channel of x[t] counts where it is the largest, and tokens with equal
+largest values share it. So it is for the sum of the k largest values: tokens with the least of
+these share its places. The logarithm of ``sum_t exp(x[t])`` is shared in the ratio of these
+powers. If the number of tokens is subtracted from it, as in a mean of powers, all tokens share that
+equally: the share of a token that decides stays positive.
+
 The constant ``EXPLAINED`` has the choice: the logits of all heads of one sum are numbered one after
 the other, and ``largest(i)`` stands for the largest logit of head i. A runtime that replaces the
 constant by an input chooses for each document, see ``engines.onnxruntime.sessions``. Otherwise the
@@ -28,17 +34,25 @@ from aftexport.lowering.graph_values import (
     constants_of,
     is_reduction_over_tokens,
     main_input_of,
+    pooling,
 )
 from aftexport.lowering.nodes import NewNodes
-from aftexport.system.contract import EVIDENCE, EXPLAINED, largest
+from aftexport.system.contract import EVIDENCE, EXPLAINED, LENGTHS, largest
 
 DIRECTION = "evidence_direction"
 """The output with the directions of each document, float32 ``[batch, D, chosen]``."""
 
 
+LARGEST, TIES = f"{EVIDENCE}_largest", f"{EVIDENCE}_ties"
+"""The largest values of each channel with the ties of the least of these in the last row, and the
+ties: the number of tokens with this value."""
+
+
 _FLOAT = ir.DataType.FLOAT
 
 
+_DOCUMENT_AXES = (1,)
+"""The place of the axis that a number for each document or channel gets beside its tokens."""
 _LAST_AXIS = (-1,)
 
 
@@ -84,9 +98,9 @@ def add_evidence(model: ir.Model, outputs: Sequence[str] | None = None) -> Expla
         NoEvidence: if no head is linear in a sum over the tokens, or one of ``outputs`` is not;
             the model stays unchanged.
     """
-    explainable, total = _add_direction(model.graph, outputs)
+    explainable, summands = _add_direction(model.graph, outputs)
     direction = model.graph.outputs.pop()
-    evidence = add_products(model.graph, total.tokens, direction)
+    evidence = add_products(model.graph, summands, direction)
     shape = main_input_of(model.graph).shape
     evidence.shape = None if shape is None else ir.Shape(shape[:2])
     return explainable
@@ -131,15 +145,19 @@ class _LinearHead:
 
 @dataclass(frozen=True)
 class _TokenSum:
-    """A sum or mean over the tokens of a document, scaled by one number per document."""
+    """A pooling of the tokens of a document, scaled by one number per document."""
 
-    tokens: ir.Value  # the summed value, ``[batch, tokens, D]``
+    tokens: ir.Value  # the pooled value, ``[batch, tokens, D]``
+    summed: ir.Value  # the same; or its largest values ``[batch, k, D]``, with 0 for padding
     result: ir.Value
-    is_mean: bool
+    pooling: str  # the operator
     factors: tuple[_Factor, ...]  # the factors after it, the last one first
+    largest: ir.Value | None = None  # the largest values as TopK returns them, if they are summed
+    whole: ir.Value | None = None  # the input of the head, for the logarithm of a sum
 
 
-def _add_direction(graph: ir.Graph, outputs: Sequence[str] | None) -> tuple[Explainable, _TokenSum]:
+def _add_direction(graph: ir.Graph, outputs: Sequence[str] | None) -> tuple[Explainable, ir.Value]:
+    """Add the output DIRECTION; return its meaning, and the value that is summed."""
     search = _SummedHeads(graph)
     found: list[_LinearHead] = []
     total: _TokenSum | None = None
@@ -158,9 +176,107 @@ def _add_direction(graph: ir.Graph, outputs: Sequence[str] | None) -> tuple[Expl
         total = summed
     if total is None or (outputs is not None and refused):
         raise NoEvidence(next(iter(refused.values()), "every output is for tokens"))
+    summands = _summands(graph, total)
     graph.outputs.append(_direction(graph, found, total))
     offsets = {str(head.output.name): tuple(map(float, head.offsets)) for head in found}
-    return Explainable(str(total.tokens.name), offsets, refused), total
+    return Explainable(str(summands.name), offsets, refused), summands
+
+
+def _summands(graph: ir.Graph, total: _TokenSum) -> ir.Value:
+    """Add the nodes of the values whose sum over the tokens is the result of a pooling.
+
+    For the logarithm of a sum of powers, the sum is the input of the head.
+    """
+    if total.pooling in ("ReduceSum", "ReduceMean") and total.largest is None:
+        return total.tokens
+    new = NewNodes(graph, EVIDENCE)
+    of_tokens = total.tokens.shape
+    assert of_tokens is not None  # the axes were compared
+    of_document = ir.Shape([of_tokens[0], 1, of_tokens[2]])
+    x = _typed(new.add("Cast", total.tokens, to=_FLOAT), of_tokens)
+    wide = new.add("Cast", total.result, to=_FLOAT)
+    result = new.add("Unsqueeze", wide, new.constant(_DOCUMENT_AXES))
+    _typed(result, of_document)
+    if total.pooling == "ReduceLogSumExp":
+        summands = _shares_of_logarithm(graph, new, total, (x, result))
+    elif total.largest is None:
+        summands = _largest_values(new, x, (result, result))
+    else:
+        largest, kept = (
+            new.add("Cast", value, to=_FLOAT) for value in (total.largest, total.summed)
+        )
+        summands = _largest_values(new, x, (largest, kept))
+    graph.extend(new.nodes)
+    return summands
+
+
+def _largest_values(new: NewNodes, x: ir.Value, pair: tuple[ir.Value, ir.Value]) -> ir.Value:
+    """Add the nodes of the largest values of each channel; others are 0.
+
+    ``pair`` has the k largest values, and the same with 0 for padding.
+    """
+    largest, kept = pair
+    of_tokens = x.shape
+    assert of_tokens is not None  # the caller sets it
+    of_document = ir.Shape([of_tokens[0], 1, of_tokens[2]])
+    axis, last = new.constant(_DOCUMENT_AXES), new.constant(_LAST_AXIS)
+
+    def count(are_counted: ir.Value) -> ir.Value:
+        numbers = new.add("Cast", are_counted, to=_FLOAT)
+        if are_counted.shape is not None:
+            _typed(numbers, are_counted.shape)
+        return _typed(new.add("ReduceSum", numbers, axis, keepdims=1), of_document)
+
+    least = _typed(new.add("Gather", largest, last, axis=1), of_document)
+    is_least = _typed(new.add("Equal", x, least), of_tokens, ir.DataType.BOOL)
+    ties = count(is_least)
+    with_ties = new.add("Concat", largest, ties, axis=1)
+    ties.name, with_ties.name = TIES, LARGEST
+    _typed(with_ties, ir.Shape([of_tokens[0], None, of_tokens[2]]))
+    # Tokens with the least value share its places among the largest.
+    places = new.add("Mul", least, count(new.add("Equal", kept, least)))
+    share = _typed(new.add("Div", places, new.add("Gather", with_ties, last, axis=1)), of_document)
+    zero = new.constant(np.zeros((), np.float32))
+    shared = _typed(new.add("Where", is_least, share, zero), of_tokens)
+    is_larger = _typed(new.add("Greater", x, least), of_tokens, ir.DataType.BOOL)
+    return _typed(new.add("Where", is_larger, x, shared), of_tokens)
+
+
+def _shares_of_logarithm(
+    graph: ir.Graph, new: NewNodes, total: _TokenSum, powers: tuple[ir.Value, ir.Value]
+) -> ir.Value:
+    """Add the nodes of each token's share of a logarithm, and of what was added to that."""
+    x, logarithm = powers
+    of_tokens, of_document = x.shape, logarithm.shape
+    assert of_tokens is not None  # the caller sets them
+    assert of_document is not None
+    axis, zero = new.constant(_DOCUMENT_AXES), new.constant(np.zeros((), np.float32))
+    scaled = logarithm
+    for factor in reversed(total.factors):
+        scale = new.add("Cast", factor.operand, to=_FLOAT)
+        if factor.rank == 2:
+            scale = new.add("Unsqueeze", scale, axis)
+        scaled = _typed(new.add(factor.operator, scaled, scale), of_document)
+    size = new.add("Shape", main_input_of(graph), start=1, end=2)
+    counts = next((value for value in graph.inputs if value.name == LENGTHS), size)
+    whole = new.add("Unsqueeze", new.add("Cast", total.whole, to=_FLOAT), axis)
+    by_token = new.add("Unsqueeze", counts, new.constant((1, 2)))
+    added = new.add("Div", new.add("Sub", whole, scaled), new.add("Cast", by_token, to=_FLOAT))
+    _typed(added, of_document)
+    positions = new.add(
+        "Range", new.constant(np.array(0)), new.add("Squeeze", size), new.constant(np.array(1))
+    )
+    mask = new.add("Less", new.add("Unsqueeze", positions, axis), by_token)
+    share = _typed(new.add("Exp", _typed(new.add("Sub", x, logarithm), of_tokens)), of_tokens)
+    shared = _typed(new.add("Mul", share, scaled), of_tokens)
+    equal = _typed(new.add("Where", mask, added, zero), of_tokens)
+    return _typed(new.add("Add", shared, equal), of_tokens)
+
+
+def _typed(value: ir.Value, shape: ir.Shape, dtype: ir.DataType = _FLOAT) -> ir.Value:
+    """Give a value a type and a shape, by which the chunks tell its kind; return it."""
+    value.dtype, value.shape = dtype, shape
+    return value
 
 
 def _direction(graph: ir.Graph, heads: Sequence[_LinearHead], total: _TokenSum) -> ir.Value:
@@ -170,13 +286,13 @@ def _direction(graph: ir.Graph, heads: Sequence[_LinearHead], total: _TokenSum) 
     """
     new = NewNodes(graph, EVIDENCE)
     value = _rows(new, heads, _chosen(new, heads))
-    for factor in total.factors:
+    for factor in () if total.pooling == "ReduceLogSumExp" else total.factors:
         scale = new.add("Cast", factor.operand, to=_FLOAT)
         if factor.rank == 2:
-            scale = new.add("Unsqueeze", scale, new.constant(_LAST_AXIS))
+            scale = new.add("Unsqueeze", scale, new.constant(_DOCUMENT_AXES))
         value = new.add(factor.operator, value, scale)
-    if total.is_mean:
-        count = new.add("Shape", total.tokens, start=1, end=2)
+    if total.pooling == "ReduceMean":
+        count = new.add("Shape", total.summed, start=1, end=2)
         value = new.add("Div", value, new.add("Cast", count, to=_FLOAT))
     direction = new.add("Transpose", value, perm=[0, 2, 1])
     direction.name, direction.dtype, direction.shape = DIRECTION, _FLOAT, ir.Shape([None] * 3)
@@ -276,30 +392,62 @@ class _SummedHeads:
         return _LinearHead(output, pooled, weight, is_transposed, np.broadcast_to(flat, classes))
 
     def _total_behind(self, pooled: ir.Value) -> _TokenSum:
-        factors: list[_Factor] = []
+        whole, factors = pooled, list[_Factor]()
+        shift: NoEvidence | None = None
         while True:
             node = _producer(pooled)
             operands = [value for value in node.inputs if value is not None]
-            if is_reduction_over_tokens(node, self._constants):
+            last = f"{node.op_type} ({pooled.name})"
+            between = NoEvidence(f"{last} is between the sum over the tokens and the head")
+            is_sum = is_reduction_over_tokens(node, self._constants)
+            how = pooling(node, self._constants)
+            if is_sum or how in ("max", "logsumexp"):
                 if len(axes_of(pooled)) != 2:
-                    raise NoEvidence(f"{node.op_type} ({pooled.name}) keeps an axis of tokens")
-                is_mean = node.op_type == "ReduceMean"
-                return _TokenSum(operands[0], pooled, is_mean, tuple(factors))
-            if node.op_type in ("Mul", "Div"):
-                places = [1, 0] if node.op_type == "Mul" else [1]
+                    raise NoEvidence(f"{last} keeps an axis of tokens")
+                (summed, *_), given = operands, (node.op_type, tuple(factors))
+                if how == "logsumexp":
+                    return _TokenSum(summed, summed, pooled, *given, whole=whole)
+                if shift is not None:
+                    raise shift
+                tokens, largest = self._tokens_behind(summed) if is_sum else (summed, None)
+                return _TokenSum(tokens, summed, pooled, *given, largest)
+            if node.op_type in ("Add", "Div", "Mul", "Sub"):
+                places = [1, 0] if node.op_type in ("Add", "Mul") else [1]
                 place = next((i for i in places if self._is_factor(operands[i])), None)
+                is_shift = node.op_type in ("Add", "Sub")
                 if place is None:
-                    raise NoEvidence(
-                        f"{node.op_type} ({pooled.name}) does not scale by one number per document"
+                    raise (
+                        between
+                        if is_shift
+                        else NoEvidence(f"{last} does not scale by one number per document")
                     )
                 operand = operands[place]
-                factors.append(_Factor(node.op_type, operand, len(self._shape(operand) or ())))
+                if is_shift:
+                    shift = shift or between
+                else:
+                    factors.append(_Factor(node.op_type, operand, len(self._shape(operand) or ())))
                 pooled = operands[1 - place]
             elif node.op_type in ("Cast", "Identity"):
                 pooled = operands[0]
             else:
-                last = f"{node.op_type} ({pooled.name})"
-                raise NoEvidence(f"{last} is between the sum over the tokens and the head")
+                raise between
+
+    def _tokens_behind(self, summed: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+        """Return the value of the tokens, and its largest values if only those are summed."""
+        mask, largest = summed.producer(), summed
+        if mask is not None and mask.op_type == "Where" and mask.inputs[1] is not None:
+            other = self._constant(mask.inputs[2])
+            if other is not None and not other.any():
+                largest = mask.inputs[1]
+        node = largest.producer()
+        if node is None or pooling(node, self._constants) != "top_k":
+            return summed, None
+        tokens = node.inputs[0]
+        assert tokens is not None  # TopK needs it
+        padding = tokens.producer()
+        if padding is not None and padding.op_type == "Pad" and padding.inputs[0] is not None:
+            tokens = padding.inputs[0]
+        return tokens, largest
 
     def _is_factor(self, value: ir.Value) -> bool:
         """Return whether a value has one number for each document, or one for all."""

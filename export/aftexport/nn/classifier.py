@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from aftexport.nn.config import ClassifierConfig, EncoderConfig, HeadConfig, MultiHeadConfig
 from aftexport.nn.encoder import Encoder
@@ -12,7 +13,18 @@ def build_pooling(config: HeadConfig, dim: int) -> nn.Module | None:
     """Build the pooling of an output; None for an output of each token."""
     if config.is_per_token:
         return None
-    return MeanPooling() if config.pooling == "mean" else AttentionPooling(dim)
+    match config.pooling:
+        case "attention":
+            return AttentionPooling(dim)
+        case "max":
+            return MaxPooling()
+        case "logsumexp":
+            return LogSumExpPooling(config.pooling_temperature)
+        case "top_k":
+            assert config.pooling_k is not None  # the configuration checks this
+            return TopKPooling(config.pooling_k)
+        case _:
+            return MeanPooling()
 
 
 def build_head(config: HeadConfig, dim: int) -> nn.Module:
@@ -133,13 +145,23 @@ PADDED_SCORE = -1e38
 """Score of padding. It is finite so that a softmax of only padding gives numbers in ONNX too."""
 
 
+def _wide(x: Tensor) -> Tensor:
+    """Return ``x`` in at least 32 bits."""
+    return x.float() if x.dtype.itemsize < 4 else x
+
+
+def _masked(x: Tensor, lengths: Tensor) -> Tensor:
+    """Return ``x [B, T, *]`` with ``PADDED_SCORE`` for padding."""
+    return torch.where(valid_keys(lengths, x.shape[1])[..., None], x, PADDED_SCORE)
+
+
 class MeanPooling(nn.Module):
     """Pooling by the mean of a document's own tokens."""
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Pool ``x [B, T, D]`` to ``[B, D]``; a document of no tokens gives 0."""
         valid = valid_keys(lengths, x.shape[1])[..., None]
-        total = (x.float() if x.dtype.itemsize < 4 else x).masked_fill(~valid, 0).sum(1)
+        total = _wide(x).masked_fill(~valid, 0).sum(1)
         return (total / lengths.clamp(1, x.shape[1])[:, None].to(total.dtype)).to(x.dtype)
 
 
@@ -152,13 +174,62 @@ class AttentionPooling(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Pool ``x [B, T, D]`` to ``[B, D]``."""
-        scores = self.score(x)
-        wide = (scores.float(), x.float()) if x.dtype.itemsize < 4 else (scores, x)
-        valid = valid_keys(lengths, x.shape[1])[..., None]
-        logits = torch.where(valid, wide[0], PADDED_SCORE)
+        logits = _masked(_wide(self.score(x)), lengths)
         if torch.compiler.is_exporting():
             # Chunking and evidence recognize this form; passes.fuse_pooling makes its sum exact.
-            pooled = (logits.softmax(1) * wide[1]).sum(1)
+            pooled = (logits.softmax(1) * _wide(x)).sum(1)
         else:
-            pooled = softmax_mean(logits, wide[1]).squeeze(1)
+            pooled = softmax_mean(logits, _wide(x)).squeeze(1)
         return pooled.to(x.dtype)
+
+
+class MaxPooling(nn.Module):
+    """Pooling by the maximum of each channel over a document's own tokens."""
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Pool ``x [B, T, D]`` to ``[B, D]``; a document of no tokens gives 0."""
+        return (_masked(_wide(x), lengths).amax(1) * (lengths > 0)[:, None]).to(x.dtype)
+
+
+class LogSumExpPooling(nn.Module):
+    """Pooling by a smooth maximum of each channel, ``t log(mean of exp(x / t))``.
+
+    The temperature t leads from the maximum, at 0, to the mean, at infinity.
+
+    Args:
+        temperature: the temperature; None for a learned one, which starts at 1.
+
+    Source: Pinheiro and Collobert, "From Image-level to Pixel-level Labeling with Convolutional
+    Networks", CVPR 2015, with r = 1/t.
+    """
+
+    def __init__(self, temperature: float | None = None) -> None:
+        super().__init__()
+        self.temperature = temperature
+        if temperature is None:
+            self.log_temperature = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Pool ``x [B, T, D]`` to ``[B, D]``; a document of no tokens gives 0."""
+        given = self.temperature
+        t = _wide(self.log_temperature).exp() if given is None else given
+        total = _masked(_wide(x) / t, lengths).logsumexp(1)
+        counts = lengths.clamp(1, x.shape[1])[:, None].to(total.dtype)
+        # The total of padding is finite, so that its product with 0 is 0.
+        return ((total - counts.log()) * (lengths > 0)[:, None] * t).to(x.dtype)
+
+
+class TopKPooling(nn.Module):
+    """Pooling by the mean of the k largest values of each channel, or of all if there are fewer."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.k = k
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Pool ``x [B, T, D]`` to ``[B, D]``; a document of no tokens gives 0."""
+        padded = pad(_masked(_wide(x), lengths), (0, 0, 0, self.k), value=PADDED_SCORE)
+        largest = padded.topk(self.k, 1).values
+        counts = lengths.clamp(0, x.shape[1])
+        total = torch.where(valid_keys(counts, self.k)[..., None], largest, 0).sum(1)
+        return (total / counts.clamp(1, self.k)[:, None].to(total.dtype)).to(x.dtype)

@@ -1,5 +1,6 @@
 """The configurations of encoders, and of models with one output and with several."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -154,7 +155,8 @@ def check_entries(kind: type[Any], values: Mapping[str, Any], required: Sequence
         raise UsageError(f"The configuration lacks {', '.join(missing)}.", "Add the entries.")
 
 
-_POOLINGS = ("mean", "attention", "none")
+_DOCUMENT_POOLINGS = ("mean", "attention", "max", "logsumexp", "top_k")
+_POOLINGS = (*_DOCUMENT_POOLINGS, "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,9 +168,12 @@ class HeadConfig:
             ``aftexport.heads.HEADS``.
         num_labels: number of outputs: of classes, of values, or 1 for a binary classification;
             None for feature_extraction, whose vectors have ``dim`` numbers.
-        pooling: the reduction of the tokens to one vector, mean or attention; none for the vector
-            or the values of each token, in feature_extraction and regression. A
-            token_classification pools nothing.
+        pooling: the reduction of the tokens to one vector: mean, attention, max, logsumexp or
+            top_k; none for the vector or the values of each token, in feature_extraction and
+            regression. A token_classification pools nothing.
+        pooling_temperature: the temperature of logsumexp, a positive number; None for a learned
+            one.
+        pooling_k: the number of the largest values of each channel, whose mean is top_k.
 
     Raises:
         UsageError: if a value is not one of the choices or not a count, or two values do not fit
@@ -178,6 +183,8 @@ class HeadConfig:
     problem_type: str = "single_label_classification"
     num_labels: int | None = None
     pooling: str = "mean"
+    pooling_temperature: float | None = None
+    pooling_k: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("problem_type", self.problem_type, tuple(HEADS))
@@ -190,9 +197,25 @@ class HeadConfig:
                 "Set dim to the number of numbers in a vector.",
             )
         if self.pooling == "none" and not self.is_per_token:
+            check_choice(f"pooling of {self.problem_type}", self.pooling, _DOCUMENT_POOLINGS)
+        self._check_option("pooling_temperature", "logsumexp")
+        self._check_option("pooling_k", "top_k")
+        check_count("pooling_k", self.pooling_k, is_optional=self.pooling != "top_k")
+        temperature = self.pooling_temperature
+        if temperature is not None and not (
+            type(temperature) in (int, float) and 0 < temperature < math.inf
+        ):
             raise UsageError(
-                f"pooling must be mean or attention for {self.problem_type}, got 'none'.",
-                "Choose mean or attention.",
+                f"pooling_temperature must be a positive number or null, got {temperature!r}.",
+                "Give a positive number, or null for a learned temperature.",
+            )
+
+    def _check_option(self, name: str, pooling: str) -> None:
+        """Raise UsageError if an option is given for another pooling than its own."""
+        if self.pooling != pooling and getattr(self, name) is not None:
+            raise UsageError(
+                f"{name} must be null for the pooling {self.pooling}, got {getattr(self, name)!r}.",
+                f"Leave it out, or choose the pooling {pooling}.",
             )
 
     @property
@@ -230,6 +253,8 @@ class ClassifierConfig(EncoderConfig):
 
     num_labels: int | None = None
     pooling: str = "mean"
+    pooling_temperature: float | None = None
+    pooling_k: int | None = None
     problem_type: str = "single_label_classification"
 
     def __post_init__(self) -> None:
@@ -239,9 +264,7 @@ class ClassifierConfig(EncoderConfig):
     @property
     def head_config(self) -> HeadConfig:
         """The configuration of the output."""
-        return HeadConfig(
-            problem_type=self.problem_type, num_labels=self.num_labels, pooling=self.pooling
-        )
+        return HeadConfig(**{f.name: getattr(self, f.name) for f in fields(HeadConfig)})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

@@ -142,6 +142,29 @@ def test_sums_of_other_models(head: str, pool: str) -> None:
     np.testing.assert_allclose(total, logits.amax(1), atol=1e-4)
 
 
+DECIDED: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "maximum": lambda x: x.amax(1),
+    "logarithm of a sum of powers": lambda x: x.logsumexp(1),
+    "that of a mean": lambda x: (5 * x).logsumexp(1) / 5 - 0.6,
+    "largest": lambda x: x.topk(min(3, x.shape[1]), 1).values.mean(1),
+    "largest with rows behind": lambda x: (
+        nn.functional.pad(x, (0, 0, 0, 3), value=-1e9).topk(3, 1).values.sum(1)
+    ),
+    "maximum without padding": lambda x: x.masked_fill(x[..., :1] < 0, -torch.inf).amax(1) / 2,
+}
+
+
+@pytest.mark.parametrize("pool", DECIDED)
+def test_deciding_tokens_of_other_models(pool: str) -> None:
+    torch.manual_seed(0)
+    model = Applied(DECIDED[pool], nn.Linear(8, 3)).eval()
+    outputs, offsets = explained(model)
+    with torch.no_grad():
+        logits = model(IDS)
+    total = outputs[EVIDENCE].sum(1) + np.array(offsets)[logits.argmax(1)]
+    np.testing.assert_allclose(total, logits.amax(1), atol=1e-5)
+
+
 @pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize(
     ("pool", "head", "why"),
@@ -151,7 +174,7 @@ def test_sums_of_other_models(head: str, pool: str) -> None:
         (lambda x: x.sum(1), OneNumber(), "not in one linear layer"),
         (lambda x: x.sum(1).tanh(), nn.Linear(8, 3), "Tanh"),
         (lambda x: x.sum(1) * x.sum(1), nn.Linear(8, 3), "one number per document"),
-        (lambda x: x.amax(1), nn.Linear(8, 3), "ReduceMax"),
+        (lambda x: x.amin(1), nn.Linear(8, 3), "ReduceMin"),
         (lambda x: x[:, 0], nn.Linear(8, 3), "between"),
         (lambda x: torch.cat([x, x], 1).sum(1), nn.Linear(8, 3), "does not sum the input"),
     ],

@@ -2,7 +2,13 @@ import pytest
 import torch
 
 from aftexport.nn import LAYERS, ClassifierConfig, DocumentClassifier
-from aftexport.nn.classifier import AttentionPooling, MeanPooling
+from aftexport.nn.classifier import (
+    AttentionPooling,
+    LogSumExpPooling,
+    MaxPooling,
+    MeanPooling,
+    TopKPooling,
+)
 
 from .layers import DIM, documents
 
@@ -77,9 +83,10 @@ def test_other_documents_and_tokens_do_matter(mechanism: str) -> None:
 
 
 @every_mechanism
-@pytest.mark.parametrize("pooling", ["mean", "attention"])
+@pytest.mark.parametrize("pooling", ["mean", "attention", "max", "logsumexp", "top_k"])
 def test_an_empty_document_has_finite_scores(mechanism: str, pooling: str) -> None:
-    model = make_classifier(mechanism, pooling=pooling)
+    k = 3 if pooling == "top_k" else None
+    model = make_classifier(mechanism, pooling=pooling, pooling_k=k)
     ids, _ = batch(5, 5)
     assert model(ids, torch.tensor([5, 0])).isfinite().all()
     assert model(ids, torch.tensor([0, 0])).isfinite().all()
@@ -148,9 +155,35 @@ def test_attention_pooling_weighs_only_own_tokens() -> None:
     assert pooled[2].isfinite().all()
 
 
+@pytest.mark.parametrize(
+    "pooling",
+    [MeanPooling(), MaxPooling(), LogSumExpPooling(), LogSumExpPooling(9), TopKPooling(5)],
+    ids=["mean", "max", "learned", "given", "top_k"],
+)
+def test_gradients_ignore_padding(pooling: torch.nn.Module) -> None:
+    x, lengths = documents(7, 3, 0)
+    x = x.detach().clone().requires_grad_()
+    pooled = pooling.double()(x, lengths)
+    assert not pooled[2].any()
+    pooled.square().sum().backward()
+    assert x.grad[:2].any(2).any(1).all()
+    assert not x.grad[1, 3:].any()
+    assert not x.grad[2].any()
+    assert all(weight.grad.isfinite() and weight.grad for weight in pooling.parameters())
+
+
+def test_temperature_leads_from_maximum_to_mean() -> None:
+    x, lengths = documents(7, 3)
+    for temperature, other in ((1e-4, MaxPooling()), (1e4, MeanPooling())):
+        pooled = LogSumExpPooling(temperature)(x, lengths)
+        assert torch.allclose(pooled, other(x, lengths), atol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
-    "pooling", [MeanPooling(), AttentionPooling(DIM)], ids=["mean", "attention"]
+    "pooling",
+    [MeanPooling(), AttentionPooling(DIM), MaxPooling(), LogSumExpPooling(), TopKPooling(3)],
+    ids=lambda p: type(p).__name__,
 )
 def test_long_16_bit_sums_use_float32(pooling: torch.nn.Module, dtype: torch.dtype) -> None:
     x = torch.full((1, 70_000, DIM), 1.5, dtype=dtype)
