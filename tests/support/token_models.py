@@ -131,7 +131,7 @@ def document(tokens: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, kw_only=True)
 class Softmax:
-    """The settings of a softmax attention of ``Hybrid``, with two heads of eight channels."""
+    """The settings of a softmax attention of ``Hybrid``, with two heads."""
 
     left: int = -1
     right: int = -1
@@ -197,9 +197,9 @@ class SoftmaxLayer(nn.Module):
 class Hybrid(TopicAndTags):
     """Layers of softmax attention, and of a causal delta rule in place of None."""
 
-    def __init__(self, *layers: Softmax | None) -> None:
+    def __init__(self, *layers: Softmax | None, dim: int = 16) -> None:
         self.settings = layers
-        super().__init__(depth=1)
+        super().__init__(depth=1, dim=dim)
 
     def build(self, dim: int) -> None:
         super().build(dim)

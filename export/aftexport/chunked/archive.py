@@ -23,6 +23,7 @@ from aftexport.chunked.softmax_stage import (
     is_window,
     make_softmax_stage,
     widths_of_softmax,
+    window_of,
 )
 from aftexport.chunked.softmaxes import count_softmax_attention, rewrite_as_means
 from aftexport.chunked.stages import (
@@ -44,6 +45,7 @@ from aftexport.chunked.token_flow import (
     numbers_of_token,
 )
 from aftexport.engines.onnxruntime.sessions import take_choice
+from aftexport.engines.peak_memory import packed_width
 from aftexport.lowering.evidence import (
     DIRECTION,
     LARGEST,
@@ -65,6 +67,10 @@ _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 _SMALL_BYTES = 1024
 """The minimum size of a shared weight; smaller ones are stored in each graph."""
+
+
+_NARROW_KEYS = 1024
+"""The maximum width of a narrow window, see ``is_narrow`` of the kernel of SoftmaxAttention."""
 
 
 @dataclass(frozen=True)
@@ -209,11 +215,22 @@ def _token_bytes(model: ir.Model, outputs: Mapping[str, int], rows: Mapping[str,
 
 
 def _attended_width(node: ir.Node) -> int:
-    """Return the numbers of a token of softmax attention: blocks of keys, two results, products."""
+    """Return the numbers of a token of softmax attention: blocks of keys, two results, workspace.
+
+    The kernel packs all keys of a block, which for a window has up to two chunks. In a narrow
+    window, each thread packs those of one head for some queries. The portable body has the products
+    of a block of queries with all keys of a block, and none for a window.
+    """
     query, key, value, attended = widths_of_softmax(node)
-    # The portable body has the products of a block of queries with all keys of a block.
-    products = 0 if is_window(node) else 192 * node.attributes.get_int("num_heads", 1)
-    return query + 2 * (key + value) + 2 * attended + products
+    heads = node.attributes.get_int("num_heads", 1)
+    kv_heads = node.attributes.get_int("kv_num_heads", 0) or heads
+    packed = packed_width(kv_heads, key, value)
+    if not is_window(node):
+        workspace = max(packed, 192 * heads)
+    else:
+        is_narrow = sum(window_of(node)) <= _NARROW_KEYS
+        workspace = 2 * packed // (kv_heads if is_narrow else 1)
+    return query + 2 * (key + value) + 2 * attended + workspace
 
 
 def _quadratic_tokens(graph: ir.Graph, rows: Mapping[str, int]) -> int | None:

@@ -57,7 +57,7 @@ def make_softmax_stage(
         NotChunkable: if the width of the keys is unknown.
     """
     query, key, value, _ = widths_of_softmax(node)
-    left, right = _window(node)
+    left, right = window_of(node)
     return SoftmaxStage(
         _project(parts, node, kept),
         _attend(parts, node, (query, key, value)),
@@ -71,7 +71,7 @@ def make_softmax_stage(
     )
 
 
-def _window(node: ir.Node) -> tuple[int, int]:
+def window_of(node: ir.Node) -> tuple[int, int]:
     """Return the numbers of keys that a query sees on both sides; -1 for all."""
     left, right = (node.attributes.get_int(f"window_{side}", -1) for side in ("left", "right"))
     return left, right
@@ -79,7 +79,7 @@ def _window(node: ir.Node) -> tuple[int, int]:
 
 def is_window(node: ir.Node) -> bool:
     """Return whether the keys that a query of a softmax attention sees have a maximum number."""
-    return min(_window(node)) >= 0
+    return min(window_of(node)) >= 0
 
 
 def widths_of_softmax(node: ir.Node) -> tuple[int, int, int, int]:

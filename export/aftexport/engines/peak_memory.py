@@ -29,8 +29,8 @@ _MARGIN = 1.6
 """Factor for the blocks of the runtime's arena, which are larger than the tensors in them."""
 _WIDENED = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 """Types that the runtime computes in float32 on a CPU."""
-_MAX_LANES = 16
-"""Floats of the widest vectors, to which kernels pad the rows of a head."""
+_MAX_PANEL = 32
+"""Floats of two of the widest vectors: SoftmaxAttention pads the values of a head to a multiple."""
 _VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
 """Operators whose output is in the memory of their first input."""
 _COMPUTED = {
@@ -410,8 +410,12 @@ def _packed_keys(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> i
     numbers = {one.name: one.i for one in node.attribute}
     heads = int(numbers.get("kv_num_heads", 0) or numbers["num_heads"])
     key, value = (_shape(types[name]) for name in node.input[1:3])
-    widths = (-(-width // heads // _MAX_LANES) * _MAX_LANES for width in (key[2], value[2]))
-    return 4 * heads * key[0] * key[1] * sum(widths)
+    return 4 * key[0] * key[1] * packed_width(heads, key[2], value[2])
+
+
+def packed_width(kv_heads: int, key: int, value: int) -> int:
+    """Return the numbers that SoftmaxAttention packs of a token's key and value, of all heads."""
+    return key + kv_heads * math.ceil(value / kv_heads / _MAX_PANEL) * _MAX_PANEL
 
 
 def _spread_items(one: Sequence[int], other: Sequence[int]) -> int:

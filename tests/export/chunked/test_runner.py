@@ -369,19 +369,31 @@ def test_memory_ignores_document_length(bundle_folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [10_000, -1], ids=["window", "full"])
-def test_softmax_memory_is_the_budget(window: int, tmp_path: Path) -> None:
-    """The keys and values of a document take 5 MiB, and its pairs of tokens 13 GiB."""
-    module = Hybrid(Softmax(left=window, right=window))
+@pytest.mark.parametrize(
+    ("window", "head_width", "threads", "budget_mib"),
+    [
+        *((-1, 8, 1, 8), (10_000, 8, 1, 32), (20_000, 8, 1, 8), (1900, 8, 2, 8)),
+        *((-1, 64, 2, 8), (500, 64, 1, 8), (520, 64, 1, 8), (20_000, 64, 1, 8)),
+        *((-1, 256, 1, 32), (64, 256, 2, 32), (520, 256, 2, 32)),
+    ],
+)
+def test_softmax_memory_is_the_budget(
+    window: int, head_width: int, threads: int, budget_mib: int, tmp_path: Path
+) -> None:
+    """A document takes what is predicted for a chunk, beside the model and 1 MiB per thread."""
+    module = Hybrid(Softmax(left=window, right=window), dim=2 * head_width)
     plan = write_chunked(tmp_path / CHUNKED, lower(capture(module)), precision="fp32")
-    budget = 32 << 20
-    model = ChunkedModel(tmp_path / CHUNKED, plan, threads=1, memory_budget=budget)
-    ids = np.zeros(40_000, np.int64)
-    peak_mib(lambda: model.run(ids[:5000], outputs=["topic"]))
+    budget = budget_mib << 20
+    model = ChunkedModel(tmp_path / CHUNKED, plan, threads=threads, memory_budget=budget)
+    ids = np.zeros(5 * model.chunk_tokens, np.int64)
+    model.run(ids[: model.chunk_tokens], outputs=["topic"])
+    loading = peak_mib(lambda: model.run(ids[:100], outputs=["topic"]))
     peak = peak_mib(lambda: model.run(ids, outputs=["topic"]))
-    if peak is None:
+    if peak is None or loading is None:
         pytest.skip("the kernel keeps no count of the highest resident memory")
-    assert peak < budget >> 20
+    predicted = plan.token_bytes * model.chunk_tokens
+    assert predicted <= budget
+    assert peak - loading < predicted / (1 << 20) + threads
 
 
 def test_memory_ignores_number_of_chunks(tmp_path: Path) -> None:
