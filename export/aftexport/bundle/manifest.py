@@ -171,7 +171,7 @@ class WindowLayout(StrictModel):
 class WindowPolicy(WindowLayout):
     """The declared treatment of documents that are longer than a window."""
 
-    aggregate: Aggregate | None  # None if no head answers for documents
+    aggregate: Aggregate | None  # None if no head has labels or values of documents
     # the label of each head of exclusive labels that means that nothing was found
     backgrounds: dict[str, str] = Field(default_factory=dict)
 
@@ -182,12 +182,10 @@ class WindowPolicy(WindowLayout):
             not isinstance(head, SingleLabelClassification) or background not in head.labels
         ):
             return f"backgrounds: expected a label of {name}, got {background!r}"
-        if head.is_per_token:
+        if head.is_per_token or isinstance(head, FeatureExtraction):
             return None
         if self.aggregate is None:
             return f"aggregate: expected one for {name}, got none"
-        if isinstance(head, FeatureExtraction) and self.aggregate != "mean":
-            return f"aggregate: expected mean for the vectors of {name}, got {self.aggregate}"
         if isinstance(head, Regression) and self.aggregate not in ("max", "mean"):
             return (
                 f"aggregate: expected max or mean for {name}, whose values are no probabilities, "

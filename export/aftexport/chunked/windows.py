@@ -25,17 +25,16 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from aftexport.bundle.golden import IN_WINDOWS, Case
 from aftexport.bundle.manifest import Aggregate, Manifest, WindowLayout, WindowPolicy
 from aftexport.chunked.document import Array, Tokens
 from aftexport.chunked.runner import Parts, Sink, TokenOutputs, finished
 from aftexport.engines import Engine
 from aftexport.errors import EngineError, InputError, UsageError
-from aftexport.extra_inputs import NO_EXTRAS, ExtraInput, ExtraValues, stacked
-from aftexport.heads import Head, SingleLabelClassification
+from aftexport.extra_inputs import NO_EXTRAS, ExtraInput, ExtraValues, stacked, values_of
+from aftexport.heads import FeatureExtraction, Head, SingleLabelClassification
 from aftexport.system.contract import LENGTHS, main_input
 
-SUBJECT = "model in windows"
-"""The subject of a golden case whose outputs are those of each window."""
 DECIDED = "decided:"
 """The prefix of a result with the windows that decided each logit of a head, int64 ``[1, w]``."""
 _MAX_RUN_WINDOWS = 8
@@ -76,18 +75,25 @@ class Cut:
         return (self.start(window - 1) + self.size + self.start(window) + 1) // 2
 
 
-class _Document:
+class WindowedDocument:
     """A document without the prefix and the suffix that it has, and its windows."""
 
-    def __init__(self, layout: WindowLayout, tokens: Tokens, extras: ExtraValues) -> None:
+    def __init__(
+        self, layout: WindowLayout, tokens: Tokens, extras: ExtraValues = NO_EXTRAS
+    ) -> None:
         self._layout, self._tokens, self._extras = layout, tokens, extras
         first, last = 0, len(tokens)
         if _is_equal(tokens[: len(layout.prefix)], layout.prefix):
             first = len(layout.prefix)
         if _is_equal(tokens[max(first, last - len(layout.suffix)) : last], layout.suffix):
             last -= len(layout.suffix)
-        self.first, self._last = first, last
+        self._first, self._last = first, last
         self.cut = Cut(layout, last - first)
+
+    def tokens_of(self, window: int) -> tuple[int, int]:
+        """Return the first token of a window in the document, and the one after its last."""
+        start = self._first + self.cut.start(window)
+        return start, start + self.cut.size
 
     def inputs(self, windows: range, extras: Sequence[ExtraInput], main: str) -> dict[str, Array]:
         """Return the inputs of a run of several windows."""
@@ -108,14 +114,13 @@ class _Document:
 
         Of values other than ids, the ``blank`` stands for a frame that the document lacks.
         """
-        start = self.first + self.cut.start(window)
-        content = tokens[start : start + self.cut.size]
+        content = tokens[slice(*self.tokens_of(window))]
         if blank is None and not self._layout.prefix and not self._layout.suffix:
             return np.asarray(content)
         before, after = np.array(self._layout.prefix), np.array(self._layout.suffix)
         if blank is not None:
             before, after = np.full_like(before, blank), np.full_like(after, blank)
-            before[: self.first] = tokens[: self.first]
+            before[: self._first] = tokens[: self._first]
             after[: len(self._tokens) - self._last] = tokens[self._last :]
         return np.concatenate([before, content, after], dtype=np.int64)
 
@@ -125,7 +130,7 @@ class _Document:
         shift = len(self._layout.prefix) - self.cut.start(window)
         low, high = own + shift, end + shift
         if window == 0:
-            low -= self.first
+            low -= self._first
         if window + 1 == len(self.cut):
             high += len(self._tokens) - self._last
         return slice(low, high)
@@ -145,7 +150,7 @@ class WindowRuns:
     extras: Sequence[ExtraInput]
 
     def run(
-        self, document: _Document, windows: range, outputs: Collection[str] | None = None
+        self, document: WindowedDocument, windows: range, outputs: Collection[str] | None = None
     ) -> Mapping[str, Array]:
         """Return the outputs for several windows; raise EngineError if one is not finite."""
         given = document.inputs(windows, self.extras, main_input(self.inputs))
@@ -156,11 +161,16 @@ class WindowRuns:
             )
         return found
 
-    def all_outputs(self, tokens: Tokens, extras: ExtraValues) -> dict[str, Array]:
-        """Return the outputs for every window of a document, one window in each run."""
-        document = _Document(self.layout, tokens, extras)
+    def case(self, name: str, inputs: Mapping[str, Array]) -> Case:
+        """Return a case of one document, with the outputs for every window."""
+        tokens = inputs[main_input(self.inputs)][0]
+        document = WindowedDocument(
+            self.layout, tokens, values_of(self.extras, inputs, 0, len(tokens))
+        )
+        # One window in each run, because a model may compute over the whole batch.
         found = [self.run(document, range(i, i + 1)) for i in range(len(document.cut))]
-        return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+        outputs = {n: np.concatenate([one[n] for one in found]) for n in found[0]}
+        return Case(name, IN_WINDOWS, inputs, outputs)
 
 
 class WindowedModel:
@@ -228,7 +238,7 @@ class WindowedModel:
             )
         if not len(tokens):
             raise InputError("The document has no tokens.", "Give at least one token.")
-        document = _Document(self._policy, tokens, extras)
+        document = WindowedDocument(self._policy, tokens, extras)
         heads = {n: h for n, h in self._heads.items() if outputs is None or n in outputs}
         widths = {name: head.width for name, head in heads.items() if head.is_per_token}
         rows = TokenOutputs(widths, len(tokens), sinks or {})
@@ -258,14 +268,16 @@ class WindowedModel:
 
     def aggregated(self, tokens: Tokens, found: Mapping[str, Array]) -> dict[str, Array]:
         """Return the results of ``run`` for the outputs of every window of a document."""
-        document = _Document(self._policy, tokens, NO_EXTRAS)
+        document = WindowedDocument(self._policy, tokens)
         aggregation = Aggregation(self._policy, self._heads)
         windows = range(len(document.cut))
         aggregation.add(document.cut, windows, found)
-        return aggregation.results() | {
+        whole = aggregation.results()
+        return {
             name: np.concatenate([found[name][i, document.rows(i)] for i in windows])[None]
-            for name, head in self._heads.items()
             if head.is_per_token
+            else whole[name]
+            for name, head in self._heads.items()
         }
 
 
@@ -400,7 +412,9 @@ _AGGREGATES: Mapping[Aggregate, type[_Mean]] = {
 
 
 def _rule(aggregate: Aggregate | None, head: Head, background: str | None) -> _Mean:
-    assert aggregate is not None  # the manifest has one for heads of documents
+    if isinstance(head, FeatureExtraction):
+        return _Mean(head.width)
+    assert aggregate is not None  # the manifest has one for labels and values
     if not isinstance(head, SingleLabelClassification):
         return _AGGREGATES[aggregate](head.width)
     place = None if background is None else head.labels.index(background)

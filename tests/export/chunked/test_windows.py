@@ -235,6 +235,42 @@ def test_noisy_or_of_exclusive_labels(spread: float) -> None:
         )
 
 
+def test_vectors_are_means() -> None:
+    vectors = GENERATOR.normal(0, 1, (9, 4))
+    weights = own_weights(policy("max"), 9)
+    found, decided = aggregated(policy("max"), FeatureExtraction(dimensions=4), vectors)
+    np.testing.assert_allclose(found, weights @ vectors / weights.sum(), rtol=1e-13)
+    assert decided is None
+
+
+class Payload(Echo):
+    """An engine of one head, which finds 20 tokens of 7 only if a window has all of them."""
+
+    def run(self, inputs: Mapping[str, NDArray[Any]], *_: object) -> dict[str, NDArray[Any]]:
+        found = (inputs["input_ids"] == 7).sum(1) >= 20
+        return {"logits": np.where(found[:, None], [-4.0, 4.0], [6.0, -6.0])}
+
+
+@pytest.mark.parametrize("aggregate", ["max", "noisy_or"])
+def test_label_is_same_wherever_payload_stands(aggregate: str) -> None:
+    head = SingleLabelClassification(labels=("safe", "attack"))
+    rule = WindowPolicy(
+        tokens=512, stride=384, prefix=(1,), suffix=(2,),
+        aggregate=aggregate, backgrounds={"logits": "safe"},
+    )  # fmt: skip
+    own = manifest().model_copy(update={"windows": rule, "heads": {"logits": head}})
+    model = WindowedModel(own, Payload())
+    borders = [384 * i + shift for i in (1, 64, 129) for shift in (-21, -1, 0, 1, 107, 126)]
+    for place in (0, 49_980, *borders, *GENERATOR.integers(0, 49_980, 20)):
+        document = np.full(50_000, 5)
+        document[place : place + 20] = 7
+        found = model.run(document)
+        assert head.answer(found["logits"][0]).label == "attack"
+        start = Cut(rule, 50_000).start(int(found[DECIDED + "logits"][0, 1]))
+        assert start <= place <= start + 490
+    assert head.answer(model.run(np.full(50_000, 5))["logits"][0]).label == "safe"
+
+
 @pytest.mark.parametrize("aggregate", ["max", "noisy_or"])
 def test_safe_windows_never_outvote_payload(aggregate: str) -> None:
     """One window of 200 finds something, at every place."""
@@ -273,10 +309,9 @@ def test_shift_of_exclusive_logits_has_no_effect() -> None:
     [
         ("noisy_or", Regression.of_width(1, None), "max or mean"),
         ("logsumexp", Regression.of_width(1, None), "max or mean"),
-        ("max", FeatureExtraction(dimensions=4), "expected mean"),
         (None, MULTI, "expected one"),
         (None, TokenClassification.of_width(3, None), None),
-        ("mean", FeatureExtraction(dimensions=4), None),
+        ("max", FeatureExtraction(dimensions=4), None),
     ],
 )
 def test_aggregate_fits_head(aggregate: str | None, head: Head, expected: str | None) -> None:
