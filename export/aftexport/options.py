@@ -113,6 +113,23 @@ class ExportOptions:
     max_length: int | None = None
     """maximum tokens of a document (default: the model's own limit; 16384 for an engine without
     one)"""
+    long_documents: Literal["windows"] | None = None
+    """windows: read a document longer than a window in windows, and make one answer of theirs by
+    --aggregate (default: refuse documents over the limit of the model)"""
+    window: Count | None = None
+    """tokens of a window, with those that the tokenizer adds (default: the limit of the model)"""
+    stride: Count | None = None
+    """tokens from the start of a window to that of the next (default: 3/4 of the window)"""
+    aggregate: Literal["max", "mean", "logsumexp", "noisy_or"] | None = None
+    """the answer of all windows. max: the largest logit; mean: the mean logit by tokens; logsumexp:
+    the logarithm of the mean exponential; noisy_or: 1 - prod(1 - p) of the probabilities. Exclusive
+    labels: max is the window with the smallest probability of the background label, noisy_or the
+    product of these probabilities, of which the other labels share the rest. Values take max or
+    mean; vectors are always the mean, and each token has the answer of the window in which it is
+    most central (default: none for labels and values)"""
+    background_label: str | None = None
+    """exclusive label that means that nothing was found, for --aggregate max or noisy_or (default:
+    the first of two labels; none of more, whose log probabilities are aggregated one by one)"""
     vocab_size: Count | None = None
     """number of token ids (default: the rows of the model's embedding)"""
     features: Count | None = None

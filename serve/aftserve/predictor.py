@@ -46,8 +46,8 @@ class Predictor:
         engine: onnxruntime, tensorrt, or auto for TensorRT if bundle and machine allow it.
         provider: execution provider of ONNX Runtime, cpu or cuda.
         threads: threads of the engine; by default one for each usable core.
-        long_documents: treatment of a document over the memory budget: exact runs it in chunks,
-            reject refuses it, head and tail cut it.
+        long_documents: treatment of a document over the memory budget: exact runs it in chunks, or
+            in the windows that the bundle declares; reject refuses it, head and tail cut it.
         memory_budget_mib: maximum MiB of one run beside the weights, as predicted. A document that
             needs more runs in chunks, or is refused if the model has none.
         max_tokens: maximum tokens of a document; by default the model's limit.
@@ -228,7 +228,7 @@ class Predictor:
         return loaded.answer(
             map(checked_document, documents),
             None if inputs is None else map(plain_fields, inputs),
-            finish=partial(_finish, loaded, self._settings.long_documents, options),
+            finish=partial(_finish, loaded, options),
             wanted=options.wanted(loaded.bundle.manifest),
             on_done=on_done,
         )
@@ -280,13 +280,13 @@ def _listed(names: Names) -> Sequence[str]:
 
 def _finish(
     loaded: OfflineClassifier,
-    policy: Policy,
     options: AnswerOptions,
     one: TokenizedDocument,
     answer: Answer,
     timings: Timings,
 ) -> DocumentResult:
     """Return the server's answer for a document."""
+    policy = loaded.classifier.policy
     result = document_answer(loaded.bundle, policy, one, answer, timings).complete()
     if options.spans:
         explained = explain_answer(

@@ -19,10 +19,11 @@ from pydantic import (
 )
 
 from aftexport.bundle.features import Features
+from aftexport.bundle.manifest import Aggregate, WindowPolicy
 from aftexport.extra_inputs import ExtraInput
 from aftexport.heads import AnyAnswer, AnyHead
 from aftexport.heads.calibration import Calibration as HeadCalibration
-from aftserve.settings import Policy
+from aftserve.settings import AnswerPolicy
 from aftserve.types import Document, ExtraFields
 
 
@@ -212,6 +213,32 @@ class Evidence(BaseModel):
     spans: list[EvidenceSpan] = Field(description="Passages by their contribution above average.")
 
 
+class DecidingWindow(BaseModel):
+    """The window that decided a logit: the largest one, or the smallest of the background."""
+
+    head: str = Field(description="Output of the logit.")
+    name: str = Field(description="Label or value of the logit.")
+    window: int = Field(description="Index of the window.")
+    start_token: int = Field(description="First token of the document in it.")
+    end_token: int = Field(description="Index of the token after its last.")
+
+
+class Windows(BaseModel):
+    """The windows in which a document was read, and which together cover every token."""
+
+    count: int
+    tokens: int = Field(description="Tokens of a window, with those that the tokenizer adds.")
+    stride: int = Field(
+        description="Tokens from one start to the next; the last window is moved back to be full."
+    )
+    aggregate: Aggregate | None = Field(
+        description="Rule that makes one answer; null if every token has its own answer."
+    )
+    decided: list[DecidingWindow] = Field(
+        description="Window that decided each logit; empty for means, to which all contribute."
+    )
+
+
 class DocumentResult(BaseModel):
     """The answer for one document."""
 
@@ -239,7 +266,13 @@ class DocumentResult(BaseModel):
     tokens_total: int = Field(description="Tokens of the document.")
     tokens_used: int = Field(description="Tokens that the model saw.")
     truncated: bool = Field(description="Whether the model saw less than the document.")
-    policy: Policy = Field(description="Policy for documents over the memory budget.")
+    policy: AnswerPolicy = Field(
+        description="Policy for documents over the memory budget; `windows` if the bundle declares "
+        "that documents over a window are read in windows."
+    )
+    windows: Windows | None = Field(
+        default=None, description="Windows of the document; present with the policy `windows`."
+    )
     timings: Timings
     evidence: Evidence | None = Field(
         default=None,
@@ -292,7 +325,10 @@ class Limits(BaseModel):
     budget_tokens: int = Field(description="Maximum tokens of a shared run, with padding.")
     batching: bool = Field(description="Whether documents may share a run.")
     whole_tokens: int = Field(description="Maximum tokens of a document within the memory budget.")
-    long_documents: Policy
+    long_documents: AnswerPolicy
+    windows: WindowPolicy | None = Field(
+        description="Windows in which longer documents are read; null without this policy."
+    )
     whole_only: str | None = Field(
         description="Reason why no document can run in chunks; null if they can."
     )

@@ -67,6 +67,8 @@ Origin = Annotated[str, Field(pattern=r"^(\*|[^/\sA-Z]+://[^/\sA-Z]+)$")]
 Host = Annotated[str, Field(pattern=r"^(\*|\[[0-9a-f:.]+\]|[^*/\s:A-Z\[\]]+)$")]
 """A host as in a URL, in lower case and without a port; or * for all."""
 Policy = Literal["exact", "reject", "head", "tail"]
+AnswerPolicy = Literal[Policy, "windows"]
+"""The policy of an answer: the setting, or the windows that the bundle declares."""
 """Treatment of a document over the memory budget."""
 
 LogLevel = Literal["critical", "error", "warning", "info", "debug"]
@@ -188,7 +190,8 @@ class Settings(BaseSettings):
     long_documents: Policy = Field(
         "exact",
         description="treatment of a document over the memory budget: run it in chunks with the "
-        "same answer, refuse it, or cut it to its head or tail",
+        "same answer, or in the windows that the bundle declares; refuse it, or cut it to its head "
+        "or tail",
     )
     memory_budget_mib: PositiveMib = Field(
         512,

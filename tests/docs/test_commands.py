@@ -51,6 +51,7 @@ LEFT = {
     "docs/how-to/calibrate.md": ["calibrated.bundle/calibration.json"],
     "docs/how-to/precision.md": ["auto.bundle/manifest.json"],
     "docs/how-to/fuse.md": ["fused.onnx", "fused.json", "standard.onnx"],
+    "docs/how-to/long-documents.md": ["windows.bundle/manifest.json"],
     "docs/how-to/many-machines.md": ["labels.jsonl", "labels.parquet"],
 }
 """The files that the commands of a page write."""

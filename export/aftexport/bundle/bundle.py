@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
-from aftexport.bundle.golden import Case, pack_cases, unpack_cases
+from aftexport.bundle.golden import IN_WINDOWS, Case, pack_cases, unpack_cases
 from aftexport.bundle.manifest import SCHEMA_VERSION, ChunkedPlan, FileEntry, Manifest, ManifestFile
 from aftexport.bundle.tokenizer import parse_tokenizer
 from aftexport.engines.tensorrt.engine_file import EngineFile
@@ -197,11 +197,13 @@ class Bundle:
             raise _unfit(self.path, f"{GOLDEN} has no cases of the model")
         heads = self.manifest.heads
         for case in cases:
-            if case.subject == "model" and case.outputs.keys() != heads.keys():
+            if case.subject == IN_WINDOWS and self.manifest.windows is None:
+                raise _unfit(self.path, f"{GOLDEN} has cases of windows, {MANIFEST} has none")
+            if not case.is_of_operator and case.outputs.keys() != heads.keys():
                 raise _unfit(
                     self.path,
-                    f"{GOLDEN} must have the outputs {', '.join(heads)} in model/{case.name}, got "
-                    f"{', '.join(case.outputs)}",
+                    f"{GOLDEN} must have the outputs {', '.join(heads)} in "
+                    f"{case.subject}/{case.name}, got {', '.join(case.outputs)}",
                 )
         return cases
 

@@ -10,6 +10,8 @@ from aftexport.operators.schema import STATE_OUTPUT
 from aftexport.system.contract import main_input
 
 Array = NDArray[np.generic]
+IN_WINDOWS = "model in windows"
+"""The subject of a case with the outputs for each window of a document."""
 OPERATOR_OUTPUT = "output"
 """The name of the output of an operator's case, with all outputs of the operator."""
 
@@ -19,16 +21,21 @@ class Case:
     """Inputs with PyTorch's outputs for them."""
 
     name: str
-    subject: str  # `model`, or the name of the only operator that is run
+    subject: str  # `model`, `IN_WINDOWS`, or the name of the only operator that is run
     inputs: Mapping[str, Array]
     # PyTorch's outputs by name. An operator has one, `OPERATOR_OUTPUT`: all its outputs, joined by
     # `join_outputs`
     outputs: Mapping[str, Array]
 
     @property
+    def is_of_operator(self) -> bool:
+        """Whether a single operator is run, rather than the model."""
+        return not self.subject.startswith("model")
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """``[batch, tokens]`` of the model's case; for an operator, the shape of its output."""
-        if self.subject != "model":
+        if self.is_of_operator:
             return tuple(self.outputs[OPERATOR_OUTPUT].shape)
         return tuple(self.inputs[main_input(self.inputs)].shape[:2])
 
@@ -68,10 +75,10 @@ def unpack_cases(tensors: Mapping[str, Array]) -> list[Case]:
     cases = []
     for (subject, name), parts in grouped.items():
         inputs, outputs = (_named(parts, kind) for kind in ("input/", "output/"))
-        is_of_operator = subject != "model"
-        if not outputs or not inputs or (is_of_operator and OPERATOR_OUTPUT not in outputs):
+        case = Case(name, subject, inputs, outputs)
+        if not outputs or not inputs or (case.is_of_operator and OPERATOR_OUTPUT not in outputs):
             raise ValueError(f"the golden case {subject}/{name} is incomplete")
-        cases.append(Case(name, subject, inputs, outputs))
+        cases.append(case)
     return sorted(cases, key=lambda case: (case.subject != "model", case.subject, case.name))
 
 

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 from aftexport.bundle.features import Features
 from aftexport.engines.tensorrt.settings import BuildSettings, Count
 from aftexport.extra_inputs import MAX_INPUTS, ExtraInput
-from aftexport.heads import AnyHead
+from aftexport.heads import AnyHead, FeatureExtraction, Head, Regression, SingleLabelClassification
 from aftexport.heads.calibration import Calibration
 from aftexport.system.contract import FEATURES, IDS, INPUTS, MAX_TOKENS, MAX_VOCABULARY, main_input
 from aftexport.system.validation import StrictModel
@@ -145,6 +145,59 @@ class ChunkedPlan(StrictModel):
         return self
 
 
+Aggregate = Literal["max", "mean", "logsumexp", "noisy_or"]
+"""The rule that makes one answer of the answers for windows; see ``aftexport.chunked.windows``."""
+
+
+class WindowLayout(StrictModel):
+    """The places of the windows of a document."""
+
+    tokens: Count  # of each window, with the prefix and the suffix
+    stride: Count  # from the first token of a window to that of the next
+    # ids that the tokenizer adds before and after a text, and so every window has
+    prefix: tuple[Tokens, ...] = ()
+    suffix: tuple[Tokens, ...] = ()
+
+    @property
+    def content(self) -> int:
+        """The tokens of a window without the prefix and the suffix."""
+        return self.tokens - len(self.prefix) - len(self.suffix)
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        if self.content < 1:
+            raise ValueError(f"tokens: expected more than prefix and suffix, got {self.tokens}")
+        if self.stride > self.content:
+            raise ValueError(f"stride: expected at most {self.content}, got {self.stride}")
+        return self
+
+
+class WindowPolicy(WindowLayout):
+    """The declared treatment of documents that are longer than a window."""
+
+    aggregate: Aggregate | None  # None if no head has labels or values of documents
+    # the label of each head of exclusive labels that means that nothing was found
+    backgrounds: dict[str, str] = Field(default_factory=dict)
+
+    def problem_for(self, name: str, head: Head) -> str | None:
+        """Return the reason why the policy does not fit a head; None if it does."""
+        background = self.backgrounds.get(name)
+        if background is not None and (
+            not isinstance(head, SingleLabelClassification) or background not in head.labels
+        ):
+            return f"backgrounds: expected a label of {name}, got {background!r}"
+        if head.is_per_token or isinstance(head, FeatureExtraction):
+            return None
+        if self.aggregate is None:
+            return f"aggregate: expected one for {name}, got none"
+        if isinstance(head, Regression) and self.aggregate not in ("max", "mean"):
+            return (
+                f"aggregate: expected max or mean for {name}, whose values are no probabilities, "
+                f"got {self.aggregate}"
+            )
+        return None
+
+
 SCHEMA_VERSION: Literal[3] = 3
 ONNX_FILE = "ONNX file"
 """The kind of a source that is an ONNX model: there is no PyTorch to compare with."""
@@ -227,6 +280,8 @@ class Manifest(StrictModel):
     # plan for documents longer than memory; None if there is none
     chunked: ChunkedPlan | None = None
     whole_only: str | None = None  # the reason for runs of whole documents only
+    # treatment of documents longer than a window; None to refuse those over `max_tokens`
+    windows: WindowPolicy | None = None
     no_evidence: str | None = None  # reason why the model returns no evidence
     # for each head whose logits a request can choose, the part of each logit that does not depend
     # on the tokens, in the order of the logits' numbers, see `lowering.evidence`; None if the model
@@ -305,6 +360,25 @@ class Manifest(StrictModel):
                 "chunked.documents: expected the other heads, "
                 f"{sorted(self.heads.keys() - widths.keys())}, got {sorted(plan.documents)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _windows_fit(self) -> Self:
+        windows = self.windows
+        if windows is None:
+            return self
+        if self.max_tokens is not None and windows.tokens > self.max_tokens:
+            raise ValueError(
+                f"windows.tokens: expected at most {self.max_tokens}, got {windows.tokens}"
+            )
+        largest = max((*windows.prefix, *windows.suffix), default=-1)
+        if largest >= (self.vocab_size or 0) and largest >= 0:
+            raise ValueError(f"windows: expected ids below {self.vocab_size}, got {largest}")
+        if unknown := windows.backgrounds.keys() - self.heads.keys():
+            raise ValueError(f"windows.backgrounds: expected heads, got {min(unknown)!r}")
+        for name, head in self.heads.items():
+            if reason := windows.problem_for(name, head):
+                raise ValueError(f"windows.{reason}")
         return self
 
     @model_validator(mode="after")

@@ -22,6 +22,8 @@ from aftexport.system.contract import MAX_VOCABULARY
 _MAX_GROWTH = 4096
 """Maximum characters into which a tokenizer may turn one character before it is split in tokens."""
 _MAX_ADDED_TOKENS = 256
+_TEXTS = ("a", "b c", "Hello, world 1!")
+"""Texts that show which tokens a tokenizer adds."""
 _UNICODE_GROWTH = 18
 """Characters of the longest decomposition in Unicode, of U+FDFA."""
 _UNICODE = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "BertNormalizer")
@@ -140,6 +142,39 @@ def _added_tokens(post_processor: Any) -> tuple[int, int]:
             case _:
                 raise ValueError(f"expected a known component with its type, got {str(part)[:80]}")
     return added, copies
+
+
+def added_ids(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids that a tokenizer adds before a text, and those after it.
+
+    Raises:
+        UsageError: if they depend on the text, or it knows none of some words.
+    """
+    words = sorted(tokenizer.get_vocab(with_added_tokens=False))
+    found: list[set[tuple[tuple[int, ...], tuple[int, ...]]]] = []
+    for text in (*_TEXTS, *words[: len(_TEXTS)], *words[-len(_TEXTS) :]):
+        try:
+            with panics_as_errors():
+                text_ids = tokenizer.encode(text, add_special_tokens=False).ids
+                ids = tokenizer.encode(text).ids
+        except Exception:  # an unknown word, for which the library raises bare Exception
+            continue
+        count = len(text_ids)
+        if count:
+            found.append(
+                {
+                    (tuple(ids[:start]), tuple(ids[start + count :]))
+                    for start in range(len(ids) - count + 1)
+                    if ids[start : start + count] == text_ids
+                }
+            )
+    frames = set[Any]().union(*found).intersection(*found)
+    if len(frames) != 1:
+        raise UsageError(
+            "Expected a tokenizer that adds the same tokens to every text, got another one.",
+            "Give a tokenizer whose template is fixed, or leave --long-documents out.",
+        )
+    return frames.pop()
 
 
 def check_vocabulary(size: int) -> None:

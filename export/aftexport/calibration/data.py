@@ -13,6 +13,7 @@ from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.bundle.manifest import Manifest
 from aftexport.calibration.fit import Sample
 from aftexport.chunked.runner import MEMORY_BUDGET, ChunkedModel
+from aftexport.chunked.windows import WindowedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError, UsageError
 from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
@@ -71,7 +72,9 @@ def read_labelled_documents(
         try:
             content = object_of(line)
             truths = truths_of(content, heads)
-            document = document_of(content, manifest, tokenizer)
+            document = document_of(
+                content, manifest, tokenizer, in_windows=manifest.windows is not None
+            )
             extras = extras_of(content, manifest, len(document))
             tokens: NDArray[Any] = np.asarray(document)
             if manifest.features is None:
@@ -170,7 +173,8 @@ def run_documents(
 ) -> dict[str, Sample]:
     """Return the sample of each head that has labelled documents.
 
-    Documents over the memory budget run in chunks, if the bundle has a plan for it.
+    Documents over the memory budget run in chunks, if the bundle has a plan for it; those over a
+    window in windows, if it declares these.
 
     Raises:
         EngineError: if the engine fails, or an output is not finite.
@@ -199,8 +203,10 @@ class _Model:
     def __init__(self, bundle: Bundle) -> None:
         self._manifest = bundle.manifest
         self._engine = OnnxRuntimeEngine(bundle.model_path)
-        self._chunked: ChunkedModel | None = None
-        if bundle.manifest.chunked is not None:
+        self._chunked: ChunkedModel | WindowedModel | None = None
+        if bundle.manifest.windows is not None:
+            self._chunked = WindowedModel(bundle.manifest, self._engine)
+        elif bundle.manifest.chunked is not None:
             self._chunked = ChunkedModel(
                 bundle.path / CHUNKED, bundle.manifest.chunked, memory_budget=MEMORY_BUDGET
             )

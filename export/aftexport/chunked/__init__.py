@@ -20,6 +20,8 @@ that they can run in chunks; ``stages`` has the graphs of one attention or recur
 ``runner`` goes through the stages with ``stage_runs``; a ``document`` keeps values in files between
 layers. It needs no torch.
 
+``windows`` reads a document over the limit of a model in windows, and makes one answer of theirs.
+
 Tokens are appended to a document of a causal model at the cost of these tokens: one chunk runs
 through all layers, and a state of constant size replaces the earlier chunks. The state has all keys
 of a softmax attention without a window, so that one grows, up to a limit. ``incremental_model``

@@ -44,6 +44,15 @@ Parts = Generator[None, None, dict[str, NDArray[np.generic]]]
 """A generator that yields after every part of the work, and returns the outputs."""
 
 
+def finished(parts: Parts) -> dict[str, NDArray[np.generic]]:
+    """Return the outputs after all parts."""
+    while True:
+        try:
+            next(parts)
+        except StopIteration as stop:
+            return dict(stop.value)
+
+
 MEMORY_BUDGET = 512 << 20
 """The default maximum bytes of a document in memory, without the model."""
 
@@ -92,18 +101,18 @@ class _Request:
         )
 
 
-_Sink = Callable[[Array], None]
+Sink = Callable[[Array], None]
 """A receiver of the rows ``[1, n, width]`` of an output per token, chunk after chunk."""
 
 
-class _TokenOutputs:
+class TokenOutputs:
     """The outputs per token of one document; ``joined`` has those without a sink.
 
     Raises:
         UsageError: if a sink is for another output.
     """
 
-    def __init__(self, widths: Mapping[str, int], tokens: int, sinks: Mapping[str, _Sink]) -> None:
+    def __init__(self, widths: Mapping[str, int], tokens: int, sinks: Mapping[str, Sink]) -> None:
         if unknown := sinks.keys() - widths.keys():
             raise UsageError(
                 f"A sink must be for an output per token ({', '.join(widths) or 'none'}), got one "
@@ -184,7 +193,7 @@ class ChunkedModel:
         extras: ExtraValues = NO_EXTRAS,
         *,
         evidence: bool | Sequence[int] = False,
-        sinks: Mapping[str, _Sink] | None = None,
+        sinks: Mapping[str, Sink] | None = None,
         outputs: Collection[str] | None = None,
     ) -> dict[str, Array]:
         """Run one document of ``tokens [T]``, or of normalized features ``[T, F]``.
@@ -204,12 +213,7 @@ class ChunkedModel:
             EngineError: if the runtime refuses a graph or fails.
             StorageError: if there is not enough space for values between layers.
         """
-        parts = self.parts(tokens, extras, evidence=evidence, sinks=sinks, outputs=outputs)
-        while True:
-            try:
-                next(parts)
-            except StopIteration as stop:
-                return dict(stop.value)
+        return finished(self.parts(tokens, extras, evidence=evidence, sinks=sinks, outputs=outputs))
 
     def parts(
         self,
@@ -217,14 +221,14 @@ class ChunkedModel:
         extras: ExtraValues = NO_EXTRAS,
         *,
         evidence: bool | Sequence[int] = False,
-        sinks: Mapping[str, _Sink] | None = None,
+        sinks: Mapping[str, Sink] | None = None,
         outputs: Collection[str] | None = None,
     ) -> Parts:
         """Run one document as ``run``, with a stop after every part; closing it cancels the run."""
         # An exception of a sink ends the run.
         chunks = self._chunks(len(tokens))
         request = _Request.of(self._plan, outputs, evidence)
-        rows = _TokenOutputs(request.tokens, len(tokens), sinks or {})
+        rows = TokenOutputs(request.tokens, len(tokens), sinks or {})
         with ExitStack() as files:
             kept: dict[str, Rows] = {}
             for number, stage in enumerate(self._plan.stages):
@@ -381,7 +385,7 @@ class ChunkedModel:
         document: Document,
         chunks: Sequence[Chunk],
         late: Mapping[str, Array],
-        rows: _TokenOutputs,
+        rows: TokenOutputs,
     ) -> Generator[None, None, None]:
         tokens = self._archive.engine("tokens")
         for start, end in chunks:

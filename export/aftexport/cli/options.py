@@ -128,7 +128,7 @@ def _words(kind: Any) -> dict[str, Any]:
             return {"action": "append"}
         case origin if origin is Literal:
             # A union of a word and a path is a text: a path of that name is another value.
-            return {"choices": get_args(kind)} if len(parts) == 1 else {}
+            return {"choices": get_args(parts[0])} if len(parts) == 1 else {}
         case origin if origin in (Sequence, tuple):
             is_text = get_args(parts[0])[0] is str
             return {

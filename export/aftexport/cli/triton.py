@@ -59,6 +59,8 @@ def write(
     from aftexport.deploy.triton import MOUNTED, check_place, write_repository
     from aftexport.system.files import aside_folder
 
+    if options.long_documents is not None:
+        parser.error("--long-documents needs --to onnx, got --to triton, which cuts no documents")
     console = Console(emoji=False)
     path = given.model
     model = path or Path(given.factory.rpartition(":")[2])

@@ -35,7 +35,8 @@ def show_bundle(path: Path, console: Console) -> None:
         "extra inputs": _extra_inputs(manifest),
         "vocabulary": manifest.vocab_size,
         "features": _features(manifest),
-        "longest document": _tokens(manifest.max_tokens),
+        "longest document": _tokens(None if manifest.windows else manifest.max_tokens),
+        "windows": _windows(manifest),
         "longer than memory": f"no: {manifest.whole_only}"
         if manifest.whole_only
         else "in chunks"
@@ -220,6 +221,21 @@ def _extra_inputs(manifest: Manifest) -> str | None:
         limit = "" if extra.maximum is None else f", 0 to {extra.maximum}"
         lines.append(f"{extra.name}: {extra.layout}{limit}")
     return "\n".join(lines) or None
+
+
+def _windows(manifest: Manifest) -> str | None:
+    """Return the policy for documents over the model's limit; None for a model without one."""
+    policy = manifest.windows
+    if policy is None:
+        is_limited = manifest.max_tokens is not None
+        return "no: export with --long-documents windows for longer documents" * is_limited or None
+    added = len(policy.prefix) + len(policy.suffix)
+    lines = [
+        f"{policy.tokens} tokens ({added} of them added by the tokenizer) every {policy.stride}, "
+        f"answer by {policy.aggregate or 'the most central window of each token'}"
+    ]
+    lines += [f"background of {name}: {label}" for name, label in policy.backgrounds.items()]
+    return "\n".join(lines)
 
 
 def _heads(manifest: Manifest) -> dict[str, object]:

@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 
 from aftexport.bundle.bundle import CHUNKED, Bundle
-from aftexport.bundle.golden import OPERATOR_OUTPUT, Array, Case, join_outputs
+from aftexport.bundle.golden import IN_WINDOWS, OPERATOR_OUTPUT, Array, Case, join_outputs
 from aftexport.chunked.runner import ChunkedModel
+from aftexport.chunked.windows import WindowedModel
 from aftexport.engines import Engine
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider
 from aftexport.engines.onnxruntime.sessions import padded_choices
@@ -39,6 +40,9 @@ def verify(
     model = onnx.load(bundle.model_path, load_external_data=False)
     results = []
     for case in cases:
+        if case.subject == IN_WINDOWS:
+            results += _in_windows(bundle, case, engine)
+            continue
         if case.subject == "model":
             choice = _choice(bundle) if engine.takes_choice else ()
             outputs = _outputs(engine, case, choice)
@@ -120,6 +124,20 @@ def _in_chunks(bundle: Bundle, case: Case, fused: bool, provider: Provider) -> l
         *(_evidence(bundle, case, outputs) if plan.evidence else ()),
     ]
     return [replace(one, subject=f"{one.subject} in chunks") for one in results]
+
+
+def _in_windows(bundle: Bundle, case: Case, engine: Engine) -> list[Comparison]:
+    """Compare the answer of all windows of a document with that of PyTorch's outputs for them."""
+    manifest = bundle.manifest
+    tokens = case.inputs[manifest.main_input][0]
+    extras = values_of(manifest.extra_inputs, case.inputs, 0, len(tokens))
+    # The memory budget of a server may fit no more than one window in a run.
+    model = WindowedModel(manifest, engine, run_windows=1)
+    whole = replace(case, subject="model", outputs=model.aggregated(tokens, case.outputs))
+    # The comparison counts units in the last place of the type in which logits are computed.
+    found = {n: x.astype(np.float32) for n, x in model.run(tokens, extras).items()}
+    compared = _compare(bundle, whole, found)
+    return [replace(result, subject=IN_WINDOWS) for result in compared]
 
 
 def verify_engine(

@@ -61,6 +61,7 @@ from aftexport.pipeline.results import (
 )
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import MAX_FLOAT16, beyond_error
+from aftexport.pipeline.windows import layout_of, policy_of
 from aftexport.recognition.result import show_recognition
 from aftexport.system.console import escape, stage
 from aftexport.system.contract import DEFAULT_OPSET
@@ -130,6 +131,10 @@ class _Export:
                 manifest = make_manifest(
                     checkpoint, traced, heads, self._request, advice, features=features
                 )
+                if self._options.long_documents is not None:
+                    layout = layout_of(self._options, traced.spec, tokenizer)
+                    windows = policy_of(self._options, heads, layout)
+                    manifest = manifest.model_copy(update={"windows": windows})
                 chunks = self._options.to == "onnx"
                 draft = write_draft(folder, manifest, traced, tokenizer, chunks=chunks)
             cases, long_case = traced.cases, traced.long_case
@@ -173,7 +178,9 @@ class _Export:
 
         outputs = first_outputs(checkpoint, self._request, tokenizer)
         if outputs is not None:
-            choose_heads(outputs, self._declared_heads(checkpoint))
+            heads = choose_heads(outputs, self._declared_heads(checkpoint))
+            if self._options.long_documents is not None:
+                policy_of(self._options, heads)
 
     def _declared_heads(self, checkpoint: "Checkpoint | OnnxSource") -> HeadOptions:
         options = self._options
@@ -213,7 +220,11 @@ class _Export:
         # A note gives the reason for the bound of 16 bits.
         if self._options.max_length is None and longest not in (None, MAX_FLOAT16):
             self._console.print(
-                f"[yellow]Documents may have at most {longest} tokens, the limit of the model.[/]"
+                f"[yellow]Documents may have at most {longest} tokens, the limit of the model."
+                " --long-documents windows reads longer ones in windows.[/]"
+                if self._options.long_documents is None
+                else f"[yellow]Documents of over {longest} tokens, the limit of the model, are "
+                "read in windows.[/]"
             )
         notes = export_notes(traced, products, batching=self._options.batching)
         for note in notes:

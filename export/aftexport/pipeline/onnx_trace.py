@@ -33,6 +33,7 @@ from aftexport.pipeline.onnx_interface import (
 from aftexport.pipeline.request import Request, check_ids
 from aftexport.pipeline.traced_model import TracedModel, case_inputs
 from aftexport.pipeline.value_ranges import bounded_spec, find_unusual, repeated_inputs
+from aftexport.pipeline.windows import window_case
 from aftexport.recognition.onnx_file import add_translation, read_onnx, replace_foreign_nodes
 from aftexport.recognition.recognizer import recognize
 from aftexport.recognition.standard_recurrence.expansion import infer_shapes, runnable_form
@@ -140,6 +141,7 @@ def trace_onnx(
     if options.batching:
         _refuse_breach(reference, spec, order)
     cases = _cases(reference, spec, order)
+    cases += window_case(options, spec, tokenizer, reference)
     explained, evidence = explained_model(lowered, options.to)
     unusual = None
     if precision == "fp16" or options.precision != "fp32":

@@ -8,6 +8,7 @@ from typing import get_args
 import onnx
 
 from aftexport.bundle.features import Features, read_features
+from aftexport.bundle.manifest import Aggregate
 from aftexport.bundle.output_path import check_output_path
 from aftexport.bundle.tokenizer import BYTES, byte_tokenizer, check_tokenizer, check_vocabulary
 from aftexport.capture.model_spec import InputSpec
@@ -77,6 +78,7 @@ def checked_request(source: ModelSource, options: ExportOptions) -> Request:
             "lengths.",
             "Export with --to onnx.",
         )
+    _check_windows(options)
     source.check()
     if not options.batching and (options.engine.max_batch or 1) > 1:
         raise UsageError(
@@ -160,6 +162,26 @@ def check_ids(spec: InputSpec, tokenizer: str | None) -> None:
     elif tokenizer is not None:
         raise UsageError(
             "Expected no tokenizer for a model of features, got one.", "Leave --tokenizer out."
+        )
+
+
+def _check_windows(options: ExportOptions) -> None:
+    """Check that the options of windows stand beside --long-documents, and fit the target."""
+    names = ("window", "stride", "aggregate", "background_label")
+    given = [f"--{n.replace('_', '-')}" for n in names if getattr(options, n) is not None]
+    if options.long_documents is None:
+        if given:
+            raise UsageError(
+                f"{given[0]} needs --long-documents windows, got none.", f"Add it to {given[0]}."
+            )
+        return
+    _check_choice("--long-documents", options.long_documents, ("windows",))
+    if options.aggregate is not None:
+        _check_choice("--aggregate", options.aggregate, get_args(Aggregate))
+    if options.to != "onnx":
+        raise UsageError(
+            f"--long-documents windows needs --to onnx, got --to {options.to}.",
+            "Export with --to onnx.",
         )
 
 

@@ -50,6 +50,7 @@ from aftexport.pipeline.value_ranges import (
     long_inputs,
     repeated_inputs,
 )
+from aftexport.pipeline.windows import window_case
 from aftexport.recognition.attention.blocks import MAX_WHOLE_TOKENS, scan_in_blocks
 from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.recognizer import recognize
@@ -131,6 +132,7 @@ def _traced(
     give_back()
     explained, evidence = explained_model(lowered, to)
     engine, beyond, long_case = TorchEngine(reference, spec.names, ranks=ranks), None, None
+    cases += window_case(options, spec, tokenizer, engine)
     if rounds:
         whole = finish(explained, fuse=False)
         unusual = find_unusual(whole, spec, cases, batching=batching, progress=progress)

@@ -13,9 +13,10 @@ from rich.progress import Progress
 
 import aftplugins
 from aftexport.bundle.bundle import Bundle
-from aftexport.bundle.golden import Array, Case
+from aftexport.bundle.golden import IN_WINDOWS, Array, Case
 from aftexport.bundle.manifest import Manifest
 from aftexport.bundle.tokenizer import parse_tokenizer
+from aftexport.chunked.windows import WindowRuns
 from aftexport.deploy.build_engine import compare as compare_engine
 from aftexport.deploy.build_engine import find, wanted_here
 from aftexport.engines import Engine
@@ -74,7 +75,8 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
             model_inputs = {**inputs_of(cases), **asked}
             cases = [
                 *(_case(name, inputs, reference) for name, inputs in model_inputs.items()),
-                *(case for case in cases if case.subject != "model"),
+                *(case for case in cases if case.is_of_operator),
+                *_window_cases(bundle.manifest, cases, reference),
             ]
         notes += _stale_notes(bundle, cases)
     if reference is not None and request.search:
@@ -253,6 +255,14 @@ def _requested_inputs(bundle: Bundle, request: Request) -> dict[str, Mapping[str
 
 def _case(name: str, inputs: Mapping[str, Array], reference: Engine) -> Case:
     return Case(name, "model", inputs, reference.run(inputs))
+
+
+def _window_cases(manifest: Manifest, cases: Sequence[Case], reference: Engine) -> list[Case]:
+    """Return the cases of windows with the reference's outputs."""
+    if manifest.windows is None:
+        return []
+    runs = WindowRuns(reference, manifest.windows, manifest.inputs, manifest.extra_inputs)
+    return [runs.case(one.name, one.inputs) for one in cases if one.subject == IN_WINDOWS]
 
 
 def _path_notes(bundle: Bundle, request: Request) -> list[str]:

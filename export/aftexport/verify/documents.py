@@ -77,7 +77,11 @@ def object_of(line: str) -> dict[str, Any]:
 
 
 def document_of(
-    content: Mapping[str, Any], manifest: Manifest, tokenizer: Tokenizer | None
+    content: Mapping[str, Any],
+    manifest: Manifest,
+    tokenizer: Tokenizer | None,
+    *,
+    in_windows: bool = False,  # whether a document may have more tokens than the model takes
 ) -> Sequence[int] | Array:
     """Return the checked document of a line; raise ValueError if it does not fit the model."""
     document: Sequence[int] | Array
@@ -88,7 +92,7 @@ def document_of(
         if not isinstance(given, list):
             raise ValueError("expected input_features, a list with the features of each token")
         document = _features(np.array(given), manifest.features)
-    _check_length(document, manifest)
+    _check_length(document, None if in_windows else manifest.max_tokens)
     return document
 
 
@@ -113,7 +117,7 @@ def _read_array(path: Path, manifest: Manifest) -> Array:
             if array.dtype.kind not in "iu" or array.ndim != 1:
                 raise ValueError(f"expected ids [tokens], got {array.dtype} {list(array.shape)}")
             document = np.array(_checked_ids(array.tolist(), manifest), np.int64)
-        _check_length(document, manifest)
+        _check_length(document, manifest.max_tokens)
     except (ValueError, EOFError) as error:
         raise UsageError(f"{path}: {error}.", "Write the file by numpy.save.") from error
     return document
@@ -127,11 +131,11 @@ def _features(array: Array, features: Features) -> Array:
     return features.normalized(array)
 
 
-def _check_length(document: Sequence[int] | Array, manifest: Manifest) -> None:
+def _check_length(document: Sequence[int] | Array, most: int | None) -> None:
     if not len(document):
         raise ValueError("expected at least one token, got no tokens")
-    if manifest.max_tokens is not None and len(document) > manifest.max_tokens:
-        raise ValueError(f"expected at most {manifest.max_tokens} tokens, got {len(document)}")
+    if most is not None and len(document) > most:
+        raise ValueError(f"expected at most {most} tokens, got {len(document)}")
 
 
 def _ids(content: Mapping[str, Any], manifest: Manifest, tokenizer: Tokenizer | None) -> list[int]:

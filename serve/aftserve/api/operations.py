@@ -175,7 +175,8 @@ def _describe(service: Service) -> Info:
             budget_tokens=settings.budget_tokens,
             batching=manifest.batching,
             whole_tokens=min(classifier.whole_tokens, classifier.max_tokens),
-            long_documents=settings.long_documents,
+            long_documents=classifier.policy,
+            windows=manifest.windows if classifier.windowed else None,
             whole_only=_whole_only(active),
         ),
         calibration=Calibration(

@@ -28,12 +28,13 @@ from aftserve.model.documents import (
     check_evidence,
     cut_document,
     token_answers,
+    windows_of,
 )
 from aftserve.model.load import load_model
 from aftserve.model.npy_file import read_npy_file
 from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.scheduling.batching import MAX_LENGTH_RATIO
-from aftserve.schemas import DocumentResult, Timings
+from aftserve.schemas import DocumentResult, Timings, Windows
 from aftserve.settings import Settings
 from aftserve.types import Document, ExtraFields, Tokens
 
@@ -61,6 +62,8 @@ class Outcome:
     """Tokens that the model saw."""
     tokens: TokenAnswers | None = None
     """The answers for the tokens; None without an answer."""
+    windows: Windows | None = None
+    """The windows of the document, if the bundle declares them."""
     result: DocumentResult | None = None
     """The server's answer, if it was asked for."""
 
@@ -232,7 +235,9 @@ class OfflineClassifier:
         if not isinstance(answer, Answer):
             return Outcome(None, answer, len(one.ids), 0)
         tokens = token_answers(self.bundle.manifest.heads, one, answer)
-        result = None
+        result = windows = None
+        if self.classifier.windowed is not None:
+            windows = windows_of(self.bundle.manifest, one, answer)
         if finish is not None:
             try:
                 result = finish(one, answer, timings)
@@ -240,7 +245,7 @@ class OfflineClassifier:
                 return Outcome(None, error, len(one.ids), 0)
             # The result has the passages: do not hold the numbers of each token with every answer.
             answer = replace(answer, explained=())
-        return Outcome(answer, None, len(one.ids), len(one.used), tokens, result)
+        return Outcome(answer, None, len(one.ids), len(one.used), tokens, windows, result)
 
     def run_again(self, one: TokenizedDocument, wanted: Wanted) -> Answer:
         """Return the answer for a document that was checked before; raises its error."""

@@ -20,7 +20,7 @@ from aftexport.heads.answer import Field
 from aftexport.heads.calibration import Calibration
 from aftserve.batch.answering import Outcome
 from aftserve.model.documents import TokenAnswers
-from aftserve.settings import Policy
+from aftserve.settings import AnswerPolicy
 
 SUFFIXES = (".parquet", ".jsonl")
 ERROR = "error"
@@ -69,10 +69,29 @@ class OutputError(AftexportError):
         )
 
 
+_WINDOWS = pa.struct(
+    {
+        **dict.fromkeys(("count", "tokens", "stride"), pa.int64()),
+        "aggregate": pa.string(),
+        "decided": pa.list_(
+            pa.struct(
+                {
+                    **dict.fromkeys(("head", "name"), pa.string()),
+                    **dict.fromkeys(("window", "start_token", "end_token"), pa.int64()),
+                }
+            )
+        ),
+    }
+)
+"""The type of the windows of a document, as ``aftserve.schemas.Windows``."""
+
+
 def schema(
     heads: Mapping[str, Head],
     ids: pa.DataType | None,
     calibrations: Mapping[str, Calibration] | None = None,
+    *,
+    has_windows: bool = False,
 ) -> pa.Schema:
     """Return the columns: an id, the fields of the server's answer without times, and an error."""
     kinds = [
@@ -88,6 +107,7 @@ def schema(
             pa.field("tokens_used", pa.int64()),
             pa.field("truncated", pa.bool_()),
             pa.field("policy", pa.string()),
+            *([pa.field("windows", _WINDOWS)] if has_windows else ()),
             pa.field("bundle", pa.string()),
             pa.field(ERROR, pa.string()),
         ]
@@ -99,11 +119,11 @@ def table(
     outcomes: Sequence[Outcome],
     columns: pa.Schema,
     *,
-    policy: Policy,
+    policy: AnswerPolicy,
     bundle: str,
 ) -> pa.Table:
     """Return a row for each outcome; rows without ids are numbered by the writer."""
-    values = {
+    values: dict[str, list[Any]] = {
         "tokens_total": [outcome.tokens_total for outcome in outcomes],
         "tokens_used": [outcome.tokens_used for outcome in outcomes],
         "truncated": [o.answer and o.tokens_used < o.tokens_total for o in outcomes],
@@ -111,6 +131,8 @@ def table(
         "bundle": [bundle] * len(outcomes),
         ERROR: [outcome.error and str(outcome.error) for outcome in outcomes],
     }
+    if "windows" in columns.names:
+        values["windows"] = [o.windows and o.windows.model_dump() for o in outcomes]
     arrays = {name: pa.array(column, columns.field(name).type) for name, column in values.items()}
     arrays |= _answer_columns(outcomes, columns)
     numbers = pa.nulls(len(outcomes), pa.int64())

@@ -72,7 +72,10 @@ class Actor:
         self._classifier = OfflineClassifier(settings, digest)
         self._max_characters = settings.max_characters
         self._columns = columns
-        self._marks: dict[str, Any] = {"policy": settings.long_documents, "bundle": digest}
+        self._marks: dict[str, Any] = {
+            "policy": self._classifier.classifier.policy,
+            "bundle": digest,
+        }
 
     def __call__(self, block: pa.Table) -> pa.Table:
         """Return the rows of a block's documents."""
@@ -97,7 +100,12 @@ def run(
     # an interruption.
     bundle = Bundle.open(settings.bundle)
     found = found.with_inputs([extra.name for extra in bundle.manifest.extra_inputs])
-    columns = output.schema(bundle.manifest.heads, found.ids, bundle.manifest.calibration)
+    columns = output.schema(
+        bundle.manifest.heads,
+        found.ids,
+        bundle.manifest.calibration,
+        has_windows=bundle.manifest.windows is not None and settings.long_documents == "exact",
+    )
     threads = settings.threads or 1
     settings = settings.model_copy(update={**settings.absolute_paths, "threads": threads})
     start = time.monotonic()

@@ -216,11 +216,13 @@ class Result:
         tokens_total: tokens of the document.
         tokens_used: tokens that the model saw.
         truncated: whether the model saw less than the document.
-        policy: the server's policy for documents over its memory budget.
+        policy: the policy for documents over the memory budget, or ``windows``.
         bundle: digest of the bundle that answered.
         timings: times of the stages.
         evidence: evidence for the largest logit, if it was requested without ``explain``.
         explained: evidence for each chosen label or value, if ``explain`` chose them.
+        windows: the windows of the document, if the policy is ``windows``: their count, tokens,
+            stride and aggregate, and those that decided.
     """
 
     tokens_total: int
@@ -236,6 +238,7 @@ class Result:
     explained: Sequence[Evidence] | None = None
     calibrated: Mapping[str, float] | None = None
     abstain: bool | None = None
+    windows: Mapping[str, Any] | None = None
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Self:

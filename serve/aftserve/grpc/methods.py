@@ -328,13 +328,13 @@ def _write_response(
     message: messages.Message, answers: Sequence[DocumentAnswer], *, name: str, version: str
 ) -> bytes:
     """Return the bytes of a ModelInferResponse, whose outputs are raw bytes."""
-    request, result = message.request, answers[0].result
+    request = message.request
     wanted = [output.name for output in request.outputs] if request.outputs else None
     response = MESSAGES["ModelInferResponse"](
         model_name=name, model_version=version, id=request.id or ""
     )
-    response.parameters["policy"].string_param = result.policy
-    response.parameters["bundle"].string_param = result.bundle
+    for parameter, value in messages.parameters_of(answers).items():
+        response.parameters[parameter].string_param = value
     for output, column in columns_of(answers, wanted).items():
         _, parts = column.content()
         response.outputs.add(name=output, datatype=column.datatype, shape=column.shape)

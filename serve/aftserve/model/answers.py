@@ -79,6 +79,8 @@ class Answer:
     outputs: dict[str, NDArray[Any]]
     tokens: dict[str, TokenResult] = field(default_factory=dict)  # each requested head for tokens
     explained: tuple[ExplainedLogit, ...] = ()
+    # The window that decided each logit [width] of a head; empty for a document in one window.
+    decided: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
 
     def part(self, wanted: Wanted) -> Self:
         """Return only the wanted heads of an answer that may have more."""
@@ -86,7 +88,8 @@ class Answer:
             return self
         heads = {name: one for name, one in self.heads.items() if wanted.has(name)}
         tokens = {name: one for name, one in self.tokens.items() if wanted.has(name)}
-        return replace(self, heads=heads, tokens=tokens)
+        decided = {name: one for name, one in self.decided.items() if wanted.has(name)}
+        return replace(self, heads=heads, tokens=tokens, decided=decided)
 
 
 class RowSink:

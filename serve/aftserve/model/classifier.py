@@ -3,6 +3,7 @@
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tokenizers import Encoding
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.tokenizer import is_byte_tokenizer, normalizer_growth
 from aftexport.chunked.runner import ChunkedModel
+from aftexport.chunked.windows import DECIDED, WindowedModel
 from aftexport.engines import Engine, Stop
 from aftexport.engines.onnxruntime.sessions import padded_choices
 from aftexport.engines.peak_memory import PeakMemory
@@ -24,7 +26,7 @@ from aftserve.model.answers import NO_MARKS, Answer, AnswerBuilder, Decoding
 from aftserve.model.feature_tokens import FeatureTokens
 from aftserve.model.token_marks import TokenMarker, TokenMarks
 from aftserve.model.wanted import EVERY_HEAD, Wanted
-from aftserve.settings import Policy
+from aftserve.settings import AnswerPolicy, Policy
 from aftserve.types import ExtraFields, Tokens
 
 PIECE_CHARACTERS = 1 << 16
@@ -81,7 +83,7 @@ class Classifier:
         max_tokens: int | None = None,  # a lower limit of the bundle comes first
         max_characters: int | None = None,  # of a text, before it is tokenized
         # For documents over the memory budget; None if the bundle has none.
-        chunked: ChunkedModel | None = None,
+        chunked: ChunkedModel | WindowedModel | None = None,
         memory: PeakMemory | None = None,  # of the runs of whole documents; None if unknown
         memory_budget: int = 0,  # bytes of a run, and of what the engine keeps of earlier ones
         policy: Policy = "exact",
@@ -99,15 +101,18 @@ class Classifier:
         self._growth = normalizer_growth(self._tokenizer) if self._tokenizer is not None else 1
         self.inline_characters = 0
         self.max_characters = max_characters
-        self.policy: Policy = policy
+        self.windowed = chunked if isinstance(chunked, WindowedModel) else None
+        self.policy: AnswerPolicy = "windows" if self.windowed else policy
         self._cuts = policy in ("head", "tail")
         self._memory, self._memory_budget = memory, memory_budget
         self.min_tokens = min_tokens
-        limits = (self.manifest.max_tokens, max_tokens, MAX_TOKENS)
+        own = None if self.windowed else self.manifest.max_tokens
+        limits = (own, max_tokens, MAX_TOKENS)
         self._model_tokens = self.max_tokens = min(one for one in limits if one is not None)
         self.whole_tokens = chunked.whole_tokens if chunked else self.max_tokens
         if memory is not None:
-            self.whole_tokens = memory.longest(memory_budget, self.max_tokens)
+            most = self.max_tokens if self.windowed is None else self.whole_tokens
+            self.whole_tokens = memory.longest(memory_budget, most)
         if policy != "exact" or chunked is None:
             self.max_tokens = self.whole_tokens
         # Predicted bytes of the runs since the last release: of the largest, and of all that were
@@ -179,6 +184,13 @@ class Classifier:
         if tokens <= self.max_tokens or self._cuts:
             return
         got = f"got {tokens}{_OR_MORE[more]}"
+        if self.max_tokens == self.manifest.max_tokens and self.windowed is None:
+            raise DocumentTooLongError(
+                f"A document must have at most {self.max_tokens} tokens, the limit of the model, "
+                f"{got}.",
+                "Send a shorter one; the server never truncates it silently. A model exported with "
+                "--long-documents windows reads longer ones in windows.",
+            )
         if self._memory is None or tokens > self._model_tokens:
             raise DocumentTooLongError(
                 f"A document must have at most {self.max_tokens} tokens, {got}.",
@@ -384,12 +396,20 @@ class Classifier:
         """
         assert self.chunked is not None  # checked by in_chunks
         sinks = self._builder.sinks(len(ids), decoding, wanted)
+        if self.windowed is not None:
+            self._make_room(self.windowed.run_windows, self.windowed.whole_tokens)
         outputs = yield from self.chunked.parts(
             ids, extras, evidence=wanted.numbers, sinks=sinks, outputs=wanted.heads
         )
         if wanted.explained:
             outputs[EVIDENCE] = outputs[EVIDENCE].reshape(1, -1, len(ids))
-        return self._builder.answer(outputs, 0, len(ids), sinks, wanted)
+        decided = {
+            name: outputs[DECIDED + name][0]
+            for name in self.manifest.heads
+            if DECIDED + name in outputs
+        }
+        answer = self._builder.answer(outputs, 0, len(ids), sinks, wanted)
+        return replace(answer, decided=decided)
 
     def classify(
         self,

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from aftexport.bundle.bundle import Bundle
+from aftexport.bundle.manifest import Manifest
+from aftexport.chunked.windows import WindowedDocument
 from aftexport.errors import InputError
 from aftexport.extra_inputs import ExtraValues
 from aftexport.heads import Answer as HeadAnswer
@@ -24,8 +26,8 @@ from aftserve.model.answers import NO_MARKS, Answer, Decoding, numbers_per_token
 from aftserve.model.classifier import Classifier
 from aftserve.model.token_marks import TokenMarks
 from aftserve.model.wanted import EVERY_HEAD, MAX_EVIDENCE_NUMBERS, Wanted
-from aftserve.schemas import DocumentResult, Timings
-from aftserve.settings import Policy
+from aftserve.schemas import DecidingWindow, DocumentResult, Timings, Windows
+from aftserve.settings import AnswerPolicy
 from aftserve.types import Document, ExtraFields, Tokens
 
 T = TypeVar("T")
@@ -210,6 +212,12 @@ def check_evidence(classifier: Classifier, wanted: Wanted, tokens: int) -> None:
             f"tokens, got {len(wanted.explained)}.",
             "Send some of them in each request.",
         )
+    if classifier.windowed is not None and classifier.in_chunks(tokens):
+        raise InputError(
+            f"The document has {tokens} tokens and is read in windows, whose answers have no "
+            "evidence together.",
+            f"Send a document of at most {classifier.whole_tokens} tokens.",
+        )
     plan = classifier.manifest.chunked
     if classifier.in_chunks(tokens) and plan is not None and not plan.evidence:
         raise InputError(
@@ -347,7 +355,7 @@ def token_answers(
 
 
 def document_answer(
-    bundle: Bundle, policy: Policy, one: TokenizedDocument, answer: Answer, timings: Timings
+    bundle: Bundle, policy: AnswerPolicy, one: TokenizedDocument, answer: Answer, timings: Timings
 ) -> DocumentAnswer:
     """Return the result of a document, with the answers for its tokens apart."""
     heads = bundle.manifest.heads
@@ -358,10 +366,35 @@ def document_answer(
         tokens_used=len(one.used),
         truncated=len(one.used) < len(one.ids),
         policy=policy,
+        windows=windows_of(bundle.manifest, one, answer) if policy == "windows" else None,
         timings=timings,
     )
     logits = {name: answer.outputs[name] for name in answer.heads}
     return DocumentAnswer(content, token_answers(heads, one, answer), logits)
+
+
+def windows_of(manifest: Manifest, one: TokenizedDocument, answer: Answer) -> Windows:
+    """Return the windows of a document, and those that decided."""
+    policy, heads = manifest.windows, manifest.heads
+    assert policy is not None  # checked by the callers
+    document = WindowedDocument(policy, one.used)
+    return Windows(
+        count=len(document.cut) if len(one.used) > policy.tokens else 1,
+        tokens=policy.tokens,
+        stride=policy.stride,
+        aggregate=policy.aggregate,
+        decided=[
+            DecidingWindow(
+                head=name,
+                name=logit,
+                window=window,
+                start_token=document.tokens_of(window)[0],
+                end_token=document.tokens_of(window)[1],
+            )
+            for name, decided in answer.decided.items()
+            for logit, window in zip(heads[name].logit_names, decided.tolist(), strict=True)
+        ],
+    )
 
 
 def head_fields(heads: Mapping[str, Head], answer: Answer) -> dict[str, Any]:

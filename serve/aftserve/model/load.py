@@ -13,7 +13,9 @@ import numpy as np
 from rich.console import Console
 
 from aftexport.bundle.bundle import CHUNKED, Bundle
+from aftexport.bundle.manifest import WindowPolicy
 from aftexport.chunked.runner import ChunkedModel
+from aftexport.chunked.windows import WindowedModel, default_run_windows
 from aftexport.deploy.choose_engine import ChosenEngine, choose_engine
 from aftexport.engines import RunStoppedError, Stop
 from aftexport.engines.onnxruntime import PROVIDERS, OnnxRuntimeEngine
@@ -179,8 +181,16 @@ class _Load:
         """Load the model, warm it up, compare its golden cases, and make the first estimates."""
         bundle, settings, choice = self.bundle, self.settings, self.choice
         limits = [n for n in (choice.max_tokens, settings.max_tokens) if n is not None]
-        chunked = self._chunked()
-        memory = self._memory(chunked)
+        chunked: ChunkedModel | WindowedModel | None
+        if settings.long_documents == "exact" and bundle.manifest.windows is not None:
+            memory = self._memory(bundle.manifest.windows.tokens)
+            chunked = self._windowed(bundle.manifest.windows, memory)
+        else:
+            chunked = self._chunked()
+            longest = bundle.manifest.max_tokens
+            if chunked is not None:  # a table of positions has no rows beyond the limit
+                longest = min(chunked.whole_tokens, longest or chunked.whole_tokens)
+            memory = self._memory(longest)
         classifier = Classifier(
             bundle,
             choice.engine,
@@ -231,16 +241,29 @@ class _Load:
             return ()
         return product_methods(self.bundle.model_path, self.bundle.manifest.precision)
 
-    def _memory(self, chunked: ChunkedModel | None) -> PeakMemory | None:
+    def _memory(self, longest: int | None) -> PeakMemory | None:
         """Return the predicted memory of runs; None on TensorRT, whose engines have a bound."""
         if not self._is_onnxruntime:
             return None
         manifest = self.bundle.manifest
-        longest = chunked.whole_tokens if chunked else manifest.max_tokens
         least = manifest.chunked.token_bytes if manifest.chunked else 0
         has_kernels = PROVIDERS[self.settings.provider].kernels is not None
         fused = has_kernels and not self.standard_ops_only
         return predict_memory(self.bundle.model_path, longest, fused=fused, token_bytes=least)
+
+    def _windowed(self, policy: WindowPolicy, memory: PeakMemory | None) -> WindowedModel:
+        """Return the model for documents over a window; several windows share a run."""
+        budget = self.settings.memory_budget
+        count = default_run_windows(self.bundle.manifest)
+        while memory and count and not memory.fits(budget, count, policy.tokens):
+            count -= 1
+        if not count:
+            raise UsageError(
+                f"Expected a memory budget that fits a window of {policy.tokens} tokens, got "
+                f"{self.settings.memory_budget_mib:g} MiB.",
+                "Raise --memory-budget-mib.",
+            )
+        return WindowedModel(self.bundle.manifest, self.choice.engine, run_windows=count)
 
     def _chunked(self) -> ChunkedModel | None:
         """Return the model for documents over the memory budget; None on TensorRT."""
@@ -291,6 +314,7 @@ def _measurement(
     bundle: Bundle, settings: Settings, classifier: Classifier, fits: Fits | None
 ) -> CostMeasurement:
     chunked = classifier.chunked if classifier.in_chunks(classifier.max_tokens) else None
+    plan = bundle.manifest.chunked
 
     def run(shape: Shape, stop: Stop | None) -> None:
         blank = classifier.blank(shape.tokens)
@@ -314,7 +338,7 @@ def _measurement(
         chunk_tokens=chunked.chunk_tokens if chunked else None,
         min_chunk_tokens=chunked.in_chunks_of(1).chunk_tokens if chunked else 1,
         max_chunked_tokens=classifier.max_tokens,
-        quadratic_tokens=plan.quadratic_tokens if (plan := bundle.manifest.chunked) else None,
+        quadratic_tokens=plan.quadratic_tokens if plan and not classifier.windowed else None,
         **({"fits": fits} if fits else {}),
     )
     return CostMeasurement(run, limits)

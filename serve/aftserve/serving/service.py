@@ -373,7 +373,7 @@ class Service:
             inference_seconds=result.inference_seconds,
             predicted_seconds=predicted,
         )
-        policy = self.settings.long_documents
+        policy = active.model.classifier.policy
         return document_answer(active.bundle, policy, one, result.answer, timings)
 
     async def _explain(

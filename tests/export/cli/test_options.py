@@ -20,6 +20,11 @@ EVERY = ExportOptions(
     precision="int8",
     tolerance=0.5,
     max_length=7,
+    long_documents="windows",
+    window=6,
+    stride=4,
+    aggregate="noisy_or",
+    background_label="x y",
     vocab_size=8,
     features=9,
     feature_file=Path("f"),
@@ -40,7 +45,7 @@ WORDS = (
     "--features 9 --feature-file f --input a=number --input b=category:3 --opset 19 --no-batching "
     "--no-verify --force --task x=regression --task y=regression --heads h --tokenizer t "
     "--min-length 1 --opt-length 2,3 --max-batch 4 --workspace 5 --compute-capability 75,80 "
-    "--timing-cache c --labels"
+    "--timing-cache c --long-documents windows --window 6 --stride 4 --aggregate noisy_or --labels"
 )
 SOURCE = ModelSource(Path("m"), "a:b", allow_pickle=True, trust_remote_code=True)
 
@@ -54,7 +59,7 @@ def parsed(words: list[str]) -> Namespace:
 
 
 def test_every_option_is_read() -> None:
-    given = parsed([*WORDS.split(), "a, b b,"])
+    given = parsed([*WORDS.split(), "a, b b,", "--background-label", "x y"])
     assert read_options(ExportOptions, given) == EVERY
     default = ExportOptions()
     assert [

@@ -261,12 +261,11 @@ def respond(
             outputs.append(_output_json(output, column, size=count))
         else:
             outputs.append(_output_json(output, column))
-    result = answers[0].result
     response = InferenceResponse(
         model_name=name,
         model_version=version,
         id=request.id,
-        parameters={"policy": result.policy, "bundle": result.bundle},
+        parameters=parameters_of(answers),
         outputs=[],
     )
     head = response.model_dump_json(exclude_none=True).encode()
@@ -278,6 +277,16 @@ def respond(
     if not has_rows:
         return Response(b"".join(parts), headers=headers, media_type=_BINARY)
     return PartsResponse(parts, _BINARY, headers, len(head) + size, deadline)
+
+
+def parameters_of(answers: Sequence[DocumentAnswer]) -> dict[str, str]:
+    """Return the parameters of a response; the windows of every document are in JSON."""
+    first = answers[0].result
+    parameters = {"policy": first.policy, "bundle": first.bundle}
+    windows = [one.result.windows for one in answers]
+    if first.windows is not None:
+        parameters["windows"] = to_json(windows).decode()
+    return parameters
 
 
 def _check_outputs(request: InferenceRequest, known: Sequence[str]) -> None:

@@ -134,7 +134,7 @@ def _model_router(path: str, guards: Sequence[params.Depends]) -> APIRouter:
             engine,
             {
                 "bundle": service.active.bundle.digest,
-                "long_documents": settings.long_documents,
+                "long_documents": classifier.policy,
                 "max_documents": str(settings.max_documents),
                 "max_tokens": str(classifier.max_tokens),
             },

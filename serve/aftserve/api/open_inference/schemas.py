@@ -177,5 +177,7 @@ class InferenceResponse(BaseModel):
     model_name: str
     model_version: str
     id: str | None = None
-    parameters: dict[str, str] = Field(description="The policy for long documents, and the bundle.")
+    parameters: dict[str, str] = Field(
+        description="The policy for long documents, its windows, and the bundle."
+    )
     outputs: list[OutputTensor]
