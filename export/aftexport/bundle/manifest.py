@@ -19,11 +19,11 @@ Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
 """A number of tokens of one document."""
 MAX_STATE = 1 << 28
 """The maximum numbers in the state of a recurrence, or of all kept keys: it is in memory."""
-Pooling = Literal["sum", "max", "logsumexp", "first", "marked", "ties"]
+Pooling = Literal["sum", "max", "logsumexp", "top_k", "first", "marked", "ties"]
 """The combination of values pooled from parts of a document.
 
-``marked`` has the largest mark. ``ties`` are the largest values ``[B, k, D]`` of each channel, and
-in one more row the number of tokens with the least of them.
+``marked`` has the largest mark. ``top_k`` are the largest values ``[B, k, D]`` of each channel, and
+``ties`` the same with one more row, the number of tokens with the least of them.
 """
 
 

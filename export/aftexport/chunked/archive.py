@@ -50,6 +50,8 @@ from aftexport.operators.domain import DOMAIN
 from aftexport.system.files import sha256_of
 from aftexport.system.onnx_files import MAX_MODEL_BYTES
 
+_OF_CHUNK = (Kind.TOKENS, Kind.PADDED)
+"""The kinds of values that are pooled chunk by chunk."""
 _AnyStage = Stage | RecurrenceStage | SoftmaxStage
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
@@ -266,7 +268,7 @@ class _Cutter(GraphParts):
         pooled = {name: how for name, how in named.items() if name in self.kinds}
         for node in self.nodes:
             kinds = {self.kinds[name] for name in names_of(node.inputs)}
-            if self._kind(node) is not Kind.POOLED or Kind.TOKENS not in kinds:
+            if self._kind(node) is not Kind.POOLED or kinds.isdisjoint(_OF_CHUNK):
                 continue
             combination = pooling(node, self.constants)
             if Kind.PLACE in kinds:

@@ -159,6 +159,9 @@ def _pooling_by_mean(graph: ir.Graph) -> None:
     for node in tuple(graph):
         if node.op_type != "ReduceMean" or not is_reduction_over_tokens(node, constants):
             continue
+        given = node.inputs[0]
+        if given is not None and axes_of(given)[:2] not in ([], axes_of(main)[:2]):
+            continue  # its second axis is another one
         mean = node.outputs[0]
         new = NewNodes(graph, "mean")
         total = new.append(ir.Node("", "ReduceSum", node.inputs, node.attributes.values()))[0]

@@ -269,7 +269,13 @@ def _largest_and_ties(before: Array, new: Array) -> Array:
     return np.concatenate([largest, ties[0] + ties[1]], 1).astype(before.dtype)
 
 
-_COMBINE = {"sum": np.add, "max": np.maximum, "logsumexp": np.logaddexp, "ties": _largest_and_ties}
+_COMBINE: Mapping[str, Callable[[Array, Array], Array]] = {
+    "sum": np.add,
+    "max": np.maximum,
+    "logsumexp": np.logaddexp,
+    "top_k": _largest,
+    "ties": _largest_and_ties,
+}
 
 
 def combine_pooled(

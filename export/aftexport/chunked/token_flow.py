@@ -55,6 +55,8 @@ class Kind(Enum):
     """A mask of the document's own positions, without padding, ``[B, T, ...]``."""
     TOKENS = auto()
     """``[B, T]`` or ``[B, T, C]``, computed from each token separately, or by an attention."""
+    PADDED = auto()
+    """``[B, T + n, C]``, of each token and of further rows; a node takes the largest of them."""
     HEADS = auto()
     """``[B, T, H, C]``, computed from each token separately."""
     GIVEN = auto()
@@ -516,10 +518,30 @@ def _mask(step: Step) -> Kind | None:
     return Kind.MASK if op_type in ELEMENTWISE and is_of_masks else None
 
 
-def _pooling(step: Step) -> Kind | None:
-    if Kind.HEADS in step.operands:
+def _padding(step: Step) -> Kind | None:
+    """Return the kind of tokens with enough rows behind them for the largest values of a chunk."""
+    node, constants = step.node, step.constants
+    if node.op_type != "Pad" or step.kinds[step.inputs[0]] is not Kind.TOKENS:
         return None
-    return Kind.POOLED if pooling(step.node, step.constants) is not None else None
+    readers = [use.node for use in node.outputs[0].uses()]
+    if not all(pooling(reader, constants) == "top_k" for reader in readers):
+        return None
+    pads = constants.get(step.inputs[1])
+    wanted = [constants.get(names_of(reader.inputs)[1]) for reader in readers]
+    if pads is None or pads.size != 6:
+        return None
+    rows = int(pads[4])
+    is_enough = all(count is not None and count.item() <= rows for count in wanted)
+    return Kind.PADDED if is_enough and np.abs(pads).sum() == rows else None
+
+
+def _pooling(step: Step) -> Kind | None:
+    how = pooling(step.node, step.constants)
+    if Kind.HEADS in step.operands or how is None:
+        return None
+    if how == "top_k" and Kind.PADDED not in step.operands:
+        raise refused(step.node, "takes more values than a chunk may have tokens")
+    return Kind.POOLED
 
 
 def _tokens(step: Step) -> Kind | None:
@@ -549,6 +571,7 @@ _RULES: tuple[Callable[[Step], Kind | None], ...] = (
     _combined,
     _pooled,
     _mask,
+    _padding,
     _pooling,
     _tokens,
 )

@@ -10,7 +10,8 @@ of the logits does not change. A summand is the product of x[t] with the documen
 ``scale * W`` of that logit.
 
 A maximum is a sum too: each channel of x[t] counts where it is the largest, and tokens with equal
-largest values share it. The logarithm of ``sum_t exp(x[t])`` is shared in the ratio of these
+largest values share it. So it is for the sum of the k largest values: tokens with the least of
+these share its places. The logarithm of ``sum_t exp(x[t])`` is shared in the ratio of these
 powers. If the number of tokens is subtracted from it, as in a mean of powers, all tokens share that
 equally: the share of a token that decides stays positive.
 
@@ -146,11 +147,13 @@ class _LinearHead:
 class _TokenSum:
     """A pooling of the tokens of a document, scaled by one number per document."""
 
-    tokens: ir.Value  # the reduced value, ``[batch, tokens, D]``
+    tokens: ir.Value  # the pooled value, ``[batch, tokens, D]``
+    summed: ir.Value  # the same; or its largest values ``[batch, k, D]``, with 0 for padding
     result: ir.Value
-    whole: ir.Value  # the input of the head
     pooling: str  # the operator
     factors: tuple[_Factor, ...]  # the factors after it, the last one first
+    largest: ir.Value | None = None  # the largest values as TopK returns them, if they are summed
+    whole: ir.Value | None = None  # the input of the head, for the logarithm of a sum
 
 
 def _add_direction(graph: ir.Graph, outputs: Sequence[str] | None) -> tuple[Explainable, ir.Value]:
@@ -184,7 +187,7 @@ def _summands(graph: ir.Graph, total: _TokenSum) -> ir.Value:
 
     For the logarithm of a sum of powers, the sum is the input of the head.
     """
-    if total.pooling in ("ReduceSum", "ReduceMean"):
+    if total.pooling in ("ReduceSum", "ReduceMean") and total.largest is None:
         return total.tokens
     new = NewNodes(graph, EVIDENCE)
     of_tokens = total.tokens.shape
@@ -194,29 +197,49 @@ def _summands(graph: ir.Graph, total: _TokenSum) -> ir.Value:
     wide = new.add("Cast", total.result, to=_FLOAT)
     result = new.add("Unsqueeze", wide, new.constant(_DOCUMENT_AXES))
     _typed(result, of_document)
-    if total.pooling == "ReduceMax":
-        summands = _largest_values(new, x, result)
-    else:
+    if total.pooling == "ReduceLogSumExp":
         summands = _shares_of_logarithm(graph, new, total, (x, result))
+    elif total.largest is None:
+        summands = _largest_values(new, x, (result, result))
+    else:
+        largest, kept = (
+            new.add("Cast", value, to=_FLOAT) for value in (total.largest, total.summed)
+        )
+        summands = _largest_values(new, x, (largest, kept))
     graph.extend(new.nodes)
     return summands
 
 
-def _largest_values(new: NewNodes, x: ir.Value, largest: ir.Value) -> ir.Value:
-    """Add the nodes of the largest value of each channel, shared by its tokens; others are 0."""
-    of_tokens, of_document = x.shape, largest.shape
-    assert of_tokens is not None  # the caller sets them
-    assert of_document is not None
-    axis, zero = new.constant(_DOCUMENT_AXES), new.constant(np.zeros((), np.float32))
-    is_largest = _typed(new.add("Equal", x, largest), of_tokens, ir.DataType.BOOL)
-    counted = _typed(new.add("Cast", is_largest, to=_FLOAT), of_tokens)
-    ties = _typed(new.add("ReduceSum", counted, axis, keepdims=1), of_document)
-    both = new.add("Concat", largest, ties, axis=1)
-    ties.name, both.name = TIES, LARGEST
-    _typed(both, ir.Shape([of_tokens[0], 2, of_tokens[2]]))
-    count = new.add("Gather", both, new.constant(_LAST_AXIS), axis=1)
-    share = _typed(new.add("Div", largest, count), of_document)
-    return _typed(new.add("Where", is_largest, share, zero), of_tokens)
+def _largest_values(new: NewNodes, x: ir.Value, pair: tuple[ir.Value, ir.Value]) -> ir.Value:
+    """Add the nodes of the largest values of each channel; others are 0.
+
+    ``pair`` has the k largest values, and the same with 0 for padding.
+    """
+    largest, kept = pair
+    of_tokens = x.shape
+    assert of_tokens is not None  # the caller sets it
+    of_document = ir.Shape([of_tokens[0], 1, of_tokens[2]])
+    axis, last = new.constant(_DOCUMENT_AXES), new.constant(_LAST_AXIS)
+
+    def count(are_counted: ir.Value) -> ir.Value:
+        numbers = new.add("Cast", are_counted, to=_FLOAT)
+        if are_counted.shape is not None:
+            _typed(numbers, are_counted.shape)
+        return _typed(new.add("ReduceSum", numbers, axis, keepdims=1), of_document)
+
+    least = _typed(new.add("Gather", largest, last, axis=1), of_document)
+    is_least = _typed(new.add("Equal", x, least), of_tokens, ir.DataType.BOOL)
+    ties = count(is_least)
+    with_ties = new.add("Concat", largest, ties, axis=1)
+    ties.name, with_ties.name = TIES, LARGEST
+    _typed(with_ties, ir.Shape([of_tokens[0], None, of_tokens[2]]))
+    # Tokens with the least value share its places among the largest.
+    places = new.add("Mul", least, count(new.add("Equal", kept, least)))
+    share = _typed(new.add("Div", places, new.add("Gather", with_ties, last, axis=1)), of_document)
+    zero = new.constant(np.zeros((), np.float32))
+    shared = _typed(new.add("Where", is_least, share, zero), of_tokens)
+    is_larger = _typed(new.add("Greater", x, least), of_tokens, ir.DataType.BOOL)
+    return _typed(new.add("Where", is_larger, x, shared), of_tokens)
 
 
 def _shares_of_logarithm(
@@ -269,7 +292,7 @@ def _direction(graph: ir.Graph, heads: Sequence[_LinearHead], total: _TokenSum) 
             scale = new.add("Unsqueeze", scale, new.constant(_DOCUMENT_AXES))
         value = new.add(factor.operator, value, scale)
     if total.pooling == "ReduceMean":
-        count = new.add("Shape", total.tokens, start=1, end=2)
+        count = new.add("Shape", total.summed, start=1, end=2)
         value = new.add("Div", value, new.add("Cast", count, to=_FLOAT))
     direction = new.add("Transpose", value, perm=[0, 2, 1])
     direction.name, direction.dtype, direction.shape = DIRECTION, _FLOAT, ir.Shape([None] * 3)
@@ -381,9 +404,13 @@ class _SummedHeads:
             if is_sum or how in ("max", "logsumexp"):
                 if len(axes_of(pooled)) != 2:
                     raise NoEvidence(f"{last} keeps an axis of tokens")
-                if how != "logsumexp" and shift is not None:
+                (summed, *_), given = operands, (node.op_type, tuple(factors))
+                if how == "logsumexp":
+                    return _TokenSum(summed, summed, pooled, *given, whole=whole)
+                if shift is not None:
                     raise shift
-                return _TokenSum(operands[0], pooled, whole, node.op_type, tuple(factors))
+                tokens, largest = self._tokens_behind(summed) if is_sum else (summed, None)
+                return _TokenSum(tokens, summed, pooled, *given, largest)
             if node.op_type in ("Add", "Div", "Mul", "Sub"):
                 places = [1, 0] if node.op_type in ("Add", "Mul") else [1]
                 place = next((i for i in places if self._is_factor(operands[i])), None)
@@ -404,6 +431,23 @@ class _SummedHeads:
                 pooled = operands[0]
             else:
                 raise between
+
+    def _tokens_behind(self, summed: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+        """Return the value of the tokens, and its largest values if only those are summed."""
+        mask, largest = summed.producer(), summed
+        if mask is not None and mask.op_type == "Where" and mask.inputs[1] is not None:
+            other = self._constant(mask.inputs[2])
+            if other is not None and not other.any():
+                largest = mask.inputs[1]
+        node = largest.producer()
+        if node is None or pooling(node, self._constants) != "top_k":
+            return summed, None
+        tokens = node.inputs[0]
+        assert tokens is not None  # TopK needs it
+        padding = tokens.producer()
+        if padding is not None and padding.op_type == "Pad" and padding.inputs[0] is not None:
+            tokens = padding.inputs[0]
+        return tokens, largest
 
     def _is_factor(self, value: ir.Value) -> bool:
         """Return whether a value has one number for each document, or one for all."""

@@ -131,6 +131,11 @@ def pooling(node: ir.Node, constants: Mapping[str, Array]) -> Pooling | None:
         index = constants.get(names_of(node.inputs)[1])
         axis = node.attributes.get_int("axis", 0)
         return "first" if axis == 1 and index is not None and index.tolist() in (0, [0]) else None
+    if node.op_type == "TopK":
+        attributes = {name: a.value for name, a in node.attributes.items()}
+        settings = [attributes.get(name, 1) for name in ("largest", "sorted")]
+        is_plain = attributes.get("axis", -1) == 1 and all(settings)
+        return "top_k" if is_plain and not node.outputs[1].uses() else None
     return _POOLINGS.get(node.op_type) if _reduces_tokens(node, constants) else None
 
 

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from aftexport.nn.config import ClassifierConfig, EncoderConfig, HeadConfig, MultiHeadConfig
 from aftexport.nn.encoder import Encoder
@@ -19,6 +20,9 @@ def build_pooling(config: HeadConfig, dim: int) -> nn.Module | None:
             return MaxPooling()
         case "logsumexp":
             return LogSumExpPooling(config.pooling_temperature)
+        case "top_k":
+            assert config.pooling_k is not None  # the configuration checks this
+            return TopKPooling(config.pooling_k)
         case _:
             return MeanPooling()
 
@@ -213,3 +217,19 @@ class LogSumExpPooling(nn.Module):
         counts = lengths.clamp(1, x.shape[1])[:, None].to(total.dtype)
         # The total of padding is finite, so that its product with 0 is 0.
         return ((total - counts.log()) * (lengths > 0)[:, None] * t).to(x.dtype)
+
+
+class TopKPooling(nn.Module):
+    """Pooling by the mean of the k largest values of each channel, or of all if there are fewer."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.k = k
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Pool ``x [B, T, D]`` to ``[B, D]``; a document of no tokens gives 0."""
+        padded = pad(_masked(_wide(x), lengths), (0, 0, 0, self.k), value=PADDED_SCORE)
+        largest = padded.topk(self.k, 1).values
+        counts = lengths.clamp(0, x.shape[1])
+        total = torch.where(valid_keys(counts, self.k)[..., None], largest, 0).sum(1)
+        return (total / counts.clamp(1, self.k)[:, None].to(total.dtype)).to(x.dtype)

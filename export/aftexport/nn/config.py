@@ -155,7 +155,7 @@ def check_entries(kind: type[Any], values: Mapping[str, Any], required: Sequence
         raise UsageError(f"The configuration lacks {', '.join(missing)}.", "Add the entries.")
 
 
-_DOCUMENT_POOLINGS = ("mean", "attention", "max", "logsumexp")
+_DOCUMENT_POOLINGS = ("mean", "attention", "max", "logsumexp", "top_k")
 _POOLINGS = (*_DOCUMENT_POOLINGS, "none")
 
 
@@ -168,11 +168,12 @@ class HeadConfig:
             ``aftexport.heads.HEADS``.
         num_labels: number of outputs: of classes, of values, or 1 for a binary classification;
             None for feature_extraction, whose vectors have ``dim`` numbers.
-        pooling: the reduction of the tokens to one vector: mean, attention, max or logsumexp; none
-            for the vector or the values of each token, in feature_extraction and regression. A
-            token_classification pools nothing.
+        pooling: the reduction of the tokens to one vector: mean, attention, max, logsumexp or
+            top_k; none for the vector or the values of each token, in feature_extraction and
+            regression. A token_classification pools nothing.
         pooling_temperature: the temperature of logsumexp, a positive number; None for a learned
             one.
+        pooling_k: the number of the largest values of each channel, whose mean is top_k.
 
     Raises:
         UsageError: if a value is not one of the choices or not a count, or two values do not fit
@@ -183,6 +184,7 @@ class HeadConfig:
     num_labels: int | None = None
     pooling: str = "mean"
     pooling_temperature: float | None = None
+    pooling_k: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("problem_type", self.problem_type, tuple(HEADS))
@@ -197,6 +199,8 @@ class HeadConfig:
         if self.pooling == "none" and not self.is_per_token:
             check_choice(f"pooling of {self.problem_type}", self.pooling, _DOCUMENT_POOLINGS)
         self._check_option("pooling_temperature", "logsumexp")
+        self._check_option("pooling_k", "top_k")
+        check_count("pooling_k", self.pooling_k, is_optional=self.pooling != "top_k")
         temperature = self.pooling_temperature
         if temperature is not None and not (
             type(temperature) in (int, float) and 0 < temperature < math.inf
@@ -250,6 +254,7 @@ class ClassifierConfig(EncoderConfig):
     num_labels: int | None = None
     pooling: str = "mean"
     pooling_temperature: float | None = None
+    pooling_k: int | None = None
     problem_type: str = "single_label_classification"
 
     def __post_init__(self) -> None:

@@ -182,6 +182,24 @@ def test_mean_may_divide_by_mask_sum(tmp_path: Path) -> None:
     Chunks(MeanOfCountedTokens(False).eval(), tmp_path).check(ids, 32)
 
 
+class MeanOfLargest(MeanOfTokens):
+    """Pools by the mean of the largest values of each channel, with or without rows behind."""
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.attention(self.embedding(input_ids), lengths)
+        count = min(3, x.shape[1])
+        if self.keepdim:
+            x, count = torch.nn.functional.pad(x, (0, 0, 0, 3), value=-1e38), 3
+        return self.head(x.topk(count, 1).values.mean(1))
+
+
+def test_mean_of_largest_equals_document_mean(tmp_path: Path) -> None:
+    """The second axis of the values that are averaged is not that of the tokens."""
+    torch.manual_seed(0)
+    ids = np.arange(200) * 37 % tiny_models.VOCABULARY
+    Chunks(MeanOfLargest(True).eval(), tmp_path).check(ids, 2)
+
+
 class WeightsByChannel(MeanOfTokens):
     """Pools each channel by a softmax of its own."""
 
@@ -208,7 +226,9 @@ class ComputedWeights(MeanOfTokens):
         return self.head(y.mean(1))
 
 
-@pytest.mark.parametrize("module", [WeightsByChannel, GatedByAShare, ComputedWeights])
+@pytest.mark.parametrize(
+    "module", [MeanOfLargest, WeightsByChannel, GatedByAShare, ComputedWeights]
+)
 def test_model_without_summary_is_refused(module: type[MeanOfTokens], tmp_path: Path) -> None:
     with pytest.raises(NotChunkable):
         write_chunked(tmp_path / CHUNKED, lower(capture(module(False))), precision="fp32")

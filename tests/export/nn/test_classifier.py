@@ -2,7 +2,13 @@ import pytest
 import torch
 
 from aftexport.nn import LAYERS, ClassifierConfig, DocumentClassifier
-from aftexport.nn.classifier import AttentionPooling, LogSumExpPooling, MaxPooling, MeanPooling
+from aftexport.nn.classifier import (
+    AttentionPooling,
+    LogSumExpPooling,
+    MaxPooling,
+    MeanPooling,
+    TopKPooling,
+)
 
 from .layers import DIM, documents
 
@@ -77,9 +83,10 @@ def test_other_documents_and_tokens_do_matter(mechanism: str) -> None:
 
 
 @every_mechanism
-@pytest.mark.parametrize("pooling", ["mean", "attention", "max", "logsumexp"])
+@pytest.mark.parametrize("pooling", ["mean", "attention", "max", "logsumexp", "top_k"])
 def test_an_empty_document_has_finite_scores(mechanism: str, pooling: str) -> None:
-    model = make_classifier(mechanism, pooling=pooling)
+    k = 3 if pooling == "top_k" else None
+    model = make_classifier(mechanism, pooling=pooling, pooling_k=k)
     ids, _ = batch(5, 5)
     assert model(ids, torch.tensor([5, 0])).isfinite().all()
     assert model(ids, torch.tensor([0, 0])).isfinite().all()
@@ -150,8 +157,8 @@ def test_attention_pooling_weighs_only_own_tokens() -> None:
 
 @pytest.mark.parametrize(
     "pooling",
-    [MeanPooling(), MaxPooling(), LogSumExpPooling(), LogSumExpPooling(9)],
-    ids=["mean", "max", "learned", "given"],
+    [MeanPooling(), MaxPooling(), LogSumExpPooling(), LogSumExpPooling(9), TopKPooling(5)],
+    ids=["mean", "max", "learned", "given", "top_k"],
 )
 def test_gradients_ignore_padding(pooling: torch.nn.Module) -> None:
     x, lengths = documents(7, 3, 0)
@@ -175,7 +182,7 @@ def test_temperature_leads_from_maximum_to_mean() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
     "pooling",
-    [MeanPooling(), AttentionPooling(DIM), MaxPooling(), LogSumExpPooling()],
+    [MeanPooling(), AttentionPooling(DIM), MaxPooling(), LogSumExpPooling(), TopKPooling(3)],
     ids=lambda p: type(p).__name__,
 )
 def test_long_16_bit_sums_use_float32(pooling: torch.nn.Module, dtype: torch.dtype) -> None:

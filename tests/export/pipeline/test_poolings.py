@@ -24,7 +24,7 @@ from aftexport.lowering.evidence import add_evidence
 from aftexport.lowering.finish import finish
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import AftSimple
-from aftexport.nn.classifier import LogSumExpPooling, MaxPooling
+from aftexport.nn.classifier import LogSumExpPooling, MaxPooling, TopKPooling
 
 VOCABULARY, DIM, PLANTED = 20, 6, 19
 LENGTHS = (23, 1, 0, 12, 3)
@@ -47,9 +47,17 @@ def of_powers(x: Tensor) -> Tensor:
     return 0.2 * (logits.softmax(0) * logits.logsumexp(0) - count.log() / count)
 
 
+def of_largest(x: Tensor) -> Tensor:
+    k = min(4, len(x))
+    least = x.topk(k, 0).values[-1]
+    places = k - (x > least).sum(0)
+    return ((x > least) + equal_shares(x == least) * places) * x / k
+
+
 POOLINGS: dict[str, tuple[Callable[[], nn.Module], Definition]] = {
     "max": (MaxPooling, of_maximum),
     "logsumexp": (lambda: LogSumExpPooling(0.2), of_powers),
+    "top_k": (lambda: TopKPooling(4), of_largest),
 }
 """Each pooling, and the part of each token ``[T, C]`` in the pooled channels, in float64."""
 
