@@ -187,9 +187,10 @@ class MeanOfLargest(MeanOfTokens):
 
     def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
         x = self.attention(self.embedding(input_ids), lengths)
+        count = min(3, x.shape[1])
         if self.keepdim:
-            x = torch.nn.functional.pad(x, (0, 0, 0, 3), value=-1e38)
-        return self.head(x.topk(min(3, x.shape[1]), 1).values.mean(1))
+            x, count = torch.nn.functional.pad(x, (0, 0, 0, 3), value=-1e38), 3
+        return self.head(x.topk(count, 1).values.mean(1))
 
 
 def test_mean_of_largest_equals_document_mean(tmp_path: Path) -> None:

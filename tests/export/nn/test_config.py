@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from aftexport.errors import UsageError
-from aftexport.nn import LAYERS, ClassifierConfig
+from aftexport.nn import LAYERS, ClassifierConfig, DocumentClassifier, MultiHeadConfig
 
 NEEDED = {"mechanism": "aft_simple", "vocab_size": 100, "num_labels": 3}
 
@@ -13,6 +13,25 @@ NEEDED = {"mechanism": "aft_simple", "vocab_size": 100, "num_labels": 3}
 def test_a_configuration_survives_json(mechanism: str) -> None:
     config = ClassifierConfig(mechanism=mechanism, vocab_size=10, num_labels=2, max_length=8)
     assert ClassifierConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pooling": "logsumexp"},
+        {"pooling": "logsumexp", "pooling_temperature": 0.5},
+        {"pooling": "top_k", "pooling_k": 4},
+    ],
+    ids=str,
+)
+def test_poolings_survive_json(options: dict[str, Any]) -> None:
+    config = ClassifierConfig.from_dict(NEEDED | options)
+    assert ClassifierConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    head = config.head_config
+    several = MultiHeadConfig(mechanism="aft_simple", vocab_size=10, heads={"topic": head})
+    assert MultiHeadConfig.from_dict(json.loads(json.dumps(several.to_dict()))) == several
+    state = DocumentClassifier(config).state_dict()
+    assert ("pooling.log_temperature" in state) is (options == {"pooling": "logsumexp"})
 
 
 @pytest.mark.parametrize(
