@@ -17,7 +17,7 @@ import tiny_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling import fewer, part_of
+from sampling import any_case, fewer, part_of
 from token_models import Chunks, Hybrid, Marked, Softmax, marked_document
 from torch import Tensor
 
@@ -370,6 +370,7 @@ def test_memory_ignores_document_length(bundle_folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.table(keep=0.5, by=any_case)
 @pytest.mark.parametrize(
     ("window", "head_width", "threads", "budget_mib"),
     [
@@ -381,7 +382,7 @@ def test_memory_ignores_document_length(bundle_folder: Path) -> None:
 def test_softmax_memory_is_the_budget(
     window: int, head_width: int, threads: int, budget_mib: int, tmp_path: Path
 ) -> None:
-    """A document takes what is predicted for a chunk, beside the model and 1 MiB per thread."""
+    """A document takes what is predicted for a chunk, beside the model and 2 MiB per thread."""
     module = Hybrid(Softmax(left=window, right=window), dim=2 * head_width)
     plan = write_chunked(tmp_path / CHUNKED, lower(capture(module)), precision="fp32")
     budget = budget_mib << 20
@@ -394,7 +395,7 @@ def test_softmax_memory_is_the_budget(
         pytest.skip("the kernel keeps no count of the highest resident memory")
     predicted = plan.token_bytes * model.chunk_tokens
     assert predicted <= budget
-    assert peak - loading < predicted / (1 << 20) + threads
+    assert peak - loading < predicted / (1 << 20) + 2 * threads
 
 
 def test_memory_ignores_number_of_chunks(tmp_path: Path) -> None:
