@@ -23,7 +23,7 @@ from aftserve.client.request import Fields, Names
 from aftserve.client.results import Result
 from aftserve.model.answers import Answer
 from aftserve.model.documents import TokenizedDocument, document_answer
-from aftserve.model.evidence import add_evidence, deletions
+from aftserve.model.evidence import add_evidence, check
 from aftserve.model.evidence import explain as explain_answer
 from aftserve.model.wanted import MAX_CHECKS, AnswerOptions
 from aftserve.schemas import DocumentResult, Timings
@@ -292,9 +292,9 @@ def _finish(
         explained = explain_answer(
             loaded.classifier, one.document, answer, first=one.first, options=options
         )
-        for deletion in deletions(one, answer, explained, options.checks):
-            deletion.add(loaded.run_again(deletion.document, deletion.wanted))
-        add_evidence(result, answer, explained, is_chosen=bool(options.explain))
+        if options.checks:
+            loaded.run_again(check(one, answer, explained, options))
+        add_evidence(result, answer, explained.evidence, is_chosen=bool(options.explain))
     return result
 
 

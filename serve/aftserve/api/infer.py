@@ -104,7 +104,8 @@ EvidenceCheck = Annotated[
         ge=0,
         le=MAX_CHECKS,
         description="Number of passages of each label or value to check: the document runs again "
-        "without each of them, and `logit_without` of the passage has the result.",
+        "without each of them, and `logit_without` of the passage has the result. If no passage "
+        "stands out, one is found by further runs.",
     ),
 ]
 Explain = Annotated[

@@ -30,6 +30,7 @@ from aftserve.model.documents import (
     token_answers,
     windows_of,
 )
+from aftserve.model.evidence import FurtherRuns
 from aftserve.model.load import load_model
 from aftserve.model.npy_file import read_npy_file
 from aftserve.model.wanted import EVERY_HEAD, Wanted
@@ -247,13 +248,19 @@ class OfflineClassifier:
             answer = replace(answer, explained=())
         return Outcome(answer, None, len(one.ids), len(one.used), tokens, windows, result)
 
-    def run_again(self, one: TokenizedDocument, wanted: Wanted) -> Answer:
-        """Return the answer for a document that was checked before; raises its error."""
-        with self._turn:
-            (answer,) = self._answers([one], wanted)
-        if not isinstance(answer, Answer):
-            raise answer
-        return answer
+    def run_again(self, again: FurtherRuns[None]) -> None:
+        """Run further documents, each time those that the answers lead to; raises their error."""
+        try:
+            documents, wanted = next(again)
+            while True:
+                with self._turn:
+                    found = [next(self._answers([one], wanted)) for one in documents]
+                for error in found:
+                    if not isinstance(error, Answer):
+                        raise error
+                documents, wanted = again.send([one for one in found if isinstance(one, Answer)])
+        except StopIteration:
+            return
 
     def _answers(
         self, documents: Sequence[TokenizedDocument], wanted: Wanted

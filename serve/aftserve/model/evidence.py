@@ -10,8 +10,10 @@ A row of a causal model also holds the tokens before it. So a passage may raise 
 and the run of raised rows, of any length, stands for the tokens at its beginning.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +27,13 @@ from aftserve.model.wanted import AnswerOptions, Wanted
 from aftserve.schemas import DocumentResult, Evidence, EvidenceSpan
 from aftserve.types import Document
 
+T = TypeVar("T")
+FurtherRuns = Generator[tuple[list[TokenizedDocument], Wanted], list[Answer], T]
+"""A generator of further documents of a request; it takes their answers."""
 _CHOSEN = 100
 """Passages that are chosen at least, so that a request for fewer gets the first of the same."""
+_PARTS = 8
+"""Parts of a passage that are left out in turn, to find the one that matters most."""
 _STANDS_OUT = 2.0
 """Factor to the mean size of a contribution that the tokens of a passage that stands out exceed."""
 
@@ -42,6 +49,14 @@ class Passage:
     above: float  # contribution minus that of as many average rows
 
 
+@dataclass(frozen=True)
+class Explained:
+    """The evidence of a document for each of its explained logits."""
+
+    evidence: list[Evidence]
+    span: Callable[[Passage], EvidenceSpan]  # of a passage of the document
+
+
 def explain(
     classifier: Classifier,
     document: Document,
@@ -49,7 +64,7 @@ def explain(
     *,
     first: int,
     options: AnswerOptions,
-) -> list[Evidence]:
+) -> Explained:
     """Return the contributions of a document's tokens to each of its explained logits."""
     encoding = classifier.encoding(document) if isinstance(document, str) else None
     is_causal = _is_causal(classifier.manifest)
@@ -81,7 +96,7 @@ def explain(
             spans=[span(passage) for passage in found],
         )
         explained.append(evidence)
-    return explained
+    return Explained(explained, span)
 
 
 def _is_causal(manifest: Manifest) -> bool:
@@ -94,36 +109,40 @@ def _is_causal(manifest: Manifest) -> bool:
     return all(one.causal for one in layers) and (last.causal or bool(layers and not plan.evidence))
 
 
-@dataclass(frozen=True)
-class Deletion:
-    """A check of a passage: its document runs again without it."""
+def check(
+    one: TokenizedDocument, answer: Answer, explained: Explained, options: AnswerOptions
+) -> FurtherRuns[None]:
+    """Check the first passages of each logit; yields documents to run, and takes their answers.
 
-    logit: ExplainedLogit
-    span: EvidenceSpan
-    document: TokenizedDocument
+    If no passage stands out by its contributions, another one is found by deletion.
+    """
+    if len(one.used) == 1:
+        return  # nothing would be left
+    for logit, evidence in zip(answer.explained, explained.evidence, strict=True):
+        wanted = Wanted(frozenset({logit.head}))
+        if evidence.spread:
+            start, end = yield from _search(one, logit, wanted, options.span_tokens)
+            found = _passage(logit.added.astype(np.float64), start, end, end)
+            evidence.spans = [explained.span(found)]
+        spans = evidence.spans[: options.checks]
+        places = [(span.start_token - one.first, span.end_token - one.first) for span in spans]
+        answers = yield [one.without(*place) for place in places], wanted
+        for span, other in zip(spans, answers, strict=True):
+            span.logit_without = logit.value(other)
+            span.drop = logit.logit - span.logit_without
 
-    @property
-    def wanted(self) -> Wanted:
-        """The part of the answer with the logit."""
-        return Wanted(frozenset({self.logit.head}))
 
-    def add(self, answer: Answer) -> None:
-        """Add the logit without the passage to its span."""
-        self.span.logit_without = self.logit.value(answer)
-        self.span.drop = self.logit.logit - self.span.logit_without
-
-
-def deletions(
-    one: TokenizedDocument, answer: Answer, explained: Sequence[Evidence], checks: int
-) -> list[Deletion]:
-    """Return the checks of the first passages of each logit."""
-    found = []
-    for logit, evidence in zip(answer.explained, explained, strict=True):
-        for span in evidence.spans[:checks]:
-            # A passage is never the whole document, which adds nothing above its average.
-            left = one.without(span.start_token - one.first, span.end_token - one.first)
-            found.append(Deletion(logit, span, left))
-    return found
+def _search(
+    one: TokenizedDocument, logit: ExplainedLogit, wanted: Wanted, max_tokens: int
+) -> FurtherRuns[tuple[int, int]]:
+    """Return the part of a document without which the logit is lowest, by parts of parts."""
+    start, end = 0, len(one.used)
+    while end - start > max_tokens or end - start == len(one.used):
+        cuts = np.linspace(start, end, min(_PARTS, end - start) + 1).astype(int).tolist()
+        parts = list(pairwise(cuts))
+        answers = yield [one.without(*part) for part in parts], wanted
+        start, end = parts[int(np.argmin([logit.value(other) for other in answers]))]
+    return start, end
 
 
 def add_evidence(
@@ -161,20 +180,18 @@ def passages(
 ) -> list[Passage]:
     """Return the passages that contribute most above average, the largest first."""
     wide = added.astype(np.float64)
-    above = wide - wide.mean()
+    max_rows = len(added) if is_causal else max_tokens
     found = [
-        Passage(
-            start,
-            min(start + max_tokens, until),
-            until,
-            float(wide[start:until].sum()),
-            float(above[start:until].sum()),
-        )
-        for start, until in _runs(
-            above, max(max_spans, _CHOSEN), len(added) if is_causal else max_tokens
-        )
+        _passage(wide, start, min(start + max_tokens, until), until)
+        for start, until in _runs(wide - wide.mean(), max(max_spans, _CHOSEN), max_rows)
     ]
     return sorted(found, key=lambda passage: -passage.above)[:max_spans]
+
+
+def _passage(wide: NDArray[np.float64], start: int, end: int, until: int) -> Passage:
+    """Return a passage with the contribution of its rows."""
+    total = float(wide[start:until].sum())
+    return Passage(start, end, until, total, total - (until - start) * float(wide.mean()))
 
 
 def is_spread(added: Added, found: Sequence[Passage]) -> bool:

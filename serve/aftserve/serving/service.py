@@ -19,7 +19,7 @@ from aftserve.model.documents import (
     tokenize_document,
     tokenize_documents,
 )
-from aftserve.model.evidence import Deletion, add_evidence, deletions, explain
+from aftserve.model.evidence import Explained, FurtherRuns, add_evidence, check, explain
 from aftserve.model.feature_tokens import FeatureSpace
 from aftserve.model.load import ActiveBundle, LoadedModel
 from aftserve.model.reload import BundleLoader, Reloader
@@ -33,7 +33,7 @@ from aftserve.scheduling.admission import Admission
 from aftserve.scheduling.batching import Backlog, Job, Result
 from aftserve.scheduling.scheduler import Scheduler
 from aftserve.scheduling.watchdog import watched_loop
-from aftserve.schemas import DocumentResult, Evidence, Timings
+from aftserve.schemas import DocumentResult, Timings
 from aftserve.settings import Settings
 from aftserve.types import Document, ExtraFields
 
@@ -174,7 +174,7 @@ class Service:
             admitted = time.monotonic()
             with self.metrics.inference.counting_failures(began):
                 predicted, done = await self._run_with_samples(
-                    parity, inputs, deadline, wanted=wanted, backlog=backlog, checks=options.checks
+                    parity, inputs, deadline, wanted=wanted, backlog=backlog
                 )
         results = []
         for one, result in zip(inputs, done, strict=True):
@@ -185,10 +185,11 @@ class Service:
             with self.metrics.inference.counting_failures(began):
                 for answered, one, result in zip(results, inputs, done, strict=True):
                     found = await self._explain(active, one, result.answer, options)
-                    deleted = deletions(one, result.answer, found, options.checks)
-                    await self._run_deletions(active, deleted, predicted, backlog)
+                    if options.checks:
+                        again = check(one, result.answer, found, options)
+                        predicted += await self._run_again(active, again, deadline, backlog)
                     chosen = bool(options.explain)
-                    add_evidence(answered.result, result.answer, found, is_chosen=chosen)
+                    add_evidence(answered.result, result.answer, found.evidence, is_chosen=chosen)
         record = _RequestRecord(began, admitted, predicted, time.monotonic())
         await self.shared.turns.take()
         counted = [answered.result for answered in results]
@@ -263,18 +264,11 @@ class Service:
         *,
         wanted: Wanted,
         backlog: Backlog | None,
-        checks: int = 0,
     ) -> tuple[float, list[Result]]:
         """Run documents and have a share of them compared with PyTorch; see ``_run``."""
         decodings = [parity.draw(one) for one in documents]
         predicted, results = await self._run(
-            parity.active,
-            documents,
-            decodings,
-            deadline,
-            wanted=wanted,
-            backlog=backlog,
-            checks=checks,
+            parity.active, documents, decodings, deadline, wanted=wanted, backlog=backlog
         )
         for one, decoding, result in zip(documents, decodings, results, strict=True):
             if decoding.keeps_rows:
@@ -290,67 +284,59 @@ class Service:
         *,
         wanted: Wanted = EVERY_HEAD,
         backlog: Backlog | None = None,
-        checks: int = 0,  # of each logit, which are admitted with the documents
     ) -> tuple[float, list[Result]]:
         """Run documents; return the predicted seconds of them all, and their results."""
         backlog = backlog or Backlog()
-        lengths = [len(one.used) for one in documents] * (1 + checks * len(wanted.explained))
+        lengths = [len(one.used) for one in documents]
         await self.shared.turns.take()
         client = current_client.get()
         predicted = await self.shared.admission.admit(
             active.model, lengths, deadline, backlog, client
         )
-        promised = time.monotonic() + predicted
-        jobs = [
-            Job(
-                active,
-                one.used,
-                promised,
-                self.metrics,
-                backlog=backlog,
-                decoding=decoding,
-                extras=one.extras,
-                # Samples are compared in every head.
-                wanted=replace(wanted, heads=None) if decoding.keeps_rows else wanted,
-                client=client.name,
+        now = time.monotonic()
+        futures = [
+            self.scheduler.submit(
+                Job(
+                    active,
+                    one.used,
+                    now + predicted,
+                    self.metrics,
+                    backlog=backlog,
+                    decoding=decoding,
+                    extras=one.extras,
+                    # Samples are compared in every head.
+                    wanted=replace(wanted, heads=None) if decoding.keeps_rows else wanted,
+                    client=client.name,
+                )
             )
             for one, decoding in zip(documents, decodings, strict=True)
         ]
-        return predicted, await self._submit(jobs)
-
-    async def _run_deletions(
-        self,
-        active: ActiveBundle,
-        deleted: Sequence[Deletion],
-        predicted: float,
-        backlog: Backlog | None,
-    ) -> None:
-        """Run documents of a request again without passages; they were admitted with it."""
-        backlog, promised = backlog or Backlog(), time.monotonic() + predicted
-        jobs = [
-            Job(
-                active,
-                one.document.used,
-                promised,
-                self.metrics,
-                backlog=backlog,
-                extras=one.document.extras,
-                wanted=one.wanted,
-                client=current_client.get().name,
-            )
-            for one in deleted
-        ]
-        for one, result in zip(deleted, await self._submit(jobs), strict=True):
-            one.add(result.answer)
-
-    async def _submit(self, jobs: Sequence[Job]) -> list[Result]:
-        """Return the results of jobs; cancellation removes them from the queue."""
-        futures = [self.scheduler.submit(job) for job in jobs]
         try:
-            return [await future for future in futures]
+            return predicted, [await future for future in futures]
         finally:
             for future in futures:
                 future.cancel()
+
+    async def _run_again(
+        self,
+        active: ActiveBundle,
+        again: FurtherRuns[None],
+        deadline: float,
+        backlog: Backlog | None,
+    ) -> float:
+        """Run further documents of a request, each time those that the answers lead to."""
+        seconds = 0.0
+        try:
+            documents, wanted = next(again)
+            while True:
+                decodings = [one.decoding for one in documents]
+                predicted, results = await self._run(
+                    active, documents, decodings, deadline, wanted=wanted, backlog=backlog
+                )
+                seconds += predicted
+                documents, wanted = again.send([result.answer for result in results])
+        except StopIteration:
+            return seconds
 
     async def _run_single(self, active: ActiveBundle, one: TokenizedDocument) -> Result:
         """Run a document again without others, and keep the rows of its tokens."""
@@ -382,7 +368,7 @@ class Service:
         one: TokenizedDocument,
         answer: Answer,
         options: AnswerOptions,
-    ) -> list[Evidence]:
+    ) -> Explained:
         """Return the evidence of a document."""
         classifier = active.model.classifier
         explaining = partial(
