@@ -123,8 +123,8 @@ class _TokensLeft:
     def __getitem__(self, tokens: slice, /) -> NDArray[Any]:
         first, last, _ = tokens.indices(len(self))
         left_out = self.end - self.start
-        before = self.whole[first : max(first, min(last, self.start))]
-        after = self.whole[max(first, self.start) + left_out : max(last, self.start) + left_out]
+        before = self.whole[first : min(last, self.start)]
+        after = self.whole[max(first, self.start) + left_out : last + left_out]
         return np.concatenate([before, after])
 
     def tolist(self) -> Any:
