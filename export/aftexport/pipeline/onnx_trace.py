@@ -141,7 +141,8 @@ def trace_onnx(
     if options.batching:
         _refuse_breach(reference, spec, order)
     cases = _cases(reference, spec, order)
-    cases += window_case(options, spec, tokenizer, reference)
+    if options.long_documents is not None:
+        cases.append(window_case(options, spec, tokenizer, reference))
     explained, evidence = explained_model(lowered, options.to)
     unusual = None
     if precision == "fp16" or options.precision != "fp32":

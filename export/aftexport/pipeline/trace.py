@@ -132,7 +132,8 @@ def _traced(
     give_back()
     explained, evidence = explained_model(lowered, to)
     engine, beyond, long_case = TorchEngine(reference, spec.names, ranks=ranks), None, None
-    cases += window_case(options, spec, tokenizer, engine)
+    if options.long_documents is not None:
+        cases.append(window_case(options, spec, tokenizer, engine))
     if rounds:
         whole = finish(explained, fuse=False)
         unusual = find_unusual(whole, spec, cases, batching=batching, progress=progress)

@@ -113,14 +113,12 @@ def _backgrounds(options: ExportOptions, heads: Mapping[str, Head]) -> dict[str,
 
 def window_case(
     options: ExportOptions, spec: InputSpec, tokenizer: str | None, engine: Engine
-) -> list[Case]:
+) -> Case:
     """Return the case of a document of a few windows, with the engine's outputs for each.
 
     Raises:
         UsageError: see ``layout_of``.
     """
-    if options.long_documents is None:
-        return []
     layout = layout_of(options, spec, tokenizer)
     generator = np.random.default_rng(3)
     count = layout.content + 2 * layout.stride + _MORE_TOKENS
@@ -133,4 +131,4 @@ def window_case(
         {spec.main: tokens[None], "lengths": np.array([len(tokens)])}, spec, generator
     )
     name = f"{len(Cut(layout, count))} windows"
-    return [WindowRuns(engine, layout, spec.names, spec.extras).case(name, inputs)]
+    return WindowRuns(engine, layout, spec.names, spec.extras).case(name, inputs)
