@@ -357,7 +357,8 @@ class _SummedHeads:
             raise NoEvidence(f"{output} is not computed from the tokens")
         head = self._head(self._outputs[output])
         total = self._total_behind(head.pooled)
-        if axes_of(total.tokens)[:2] != self._document:
+        axes = axes_of(total.tokens)
+        if axes[:2] != self._document or len(axes) != 3:
             operator = _producer(total.result).op_type
             raise NoEvidence(f"{operator} ({total.result.name}) does not sum the input's tokens")
         return head, total

@@ -177,6 +177,7 @@ def test_deciding_tokens_of_other_models(pool: str) -> None:
         (lambda x: x.amin(1), nn.Linear(8, 3), "ReduceMin"),
         (lambda x: x[:, 0], nn.Linear(8, 3), "between"),
         (lambda x: torch.cat([x, x], 1).sum(1), nn.Linear(8, 3), "does not sum the input"),
+        (lambda x: x[..., 0].sum(1, keepdim=True), nn.Linear(1, 3), "does not sum the input"),
     ],
 )
 def test_evidence_obstacle_is_named(
