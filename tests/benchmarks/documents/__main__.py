@@ -46,10 +46,10 @@ def main() -> None:
     except RecordError as error:
         parser.error(str(error))
     if options.quick:
-        parser.exit(*_verdict(rows))
+        parser.exit(*verdict(rows))
 
 
-def _verdict(rows: list[Row]) -> tuple[int, str]:
+def verdict(rows: list[Row]) -> tuple[int, str]:
     """Return the exit status and the sentence of ``--quick``."""
     found = {row["contender"]: row["f1"] for row in rows
              if (row["mechanism"], row["tokens"]) == ("contains", 2_048)}  # fmt: skip

@@ -36,9 +36,7 @@ def families_of(text: str) -> set[str]:
     return names - {""}
 
 
-def read_files(
-    tokenizer: Tokenizer, labels: Sequence[str], folder: Path = FOLDER
-) -> list[Document]:
+def read_files(tokenizer: Tokenizer, labels: Sequence[str], folder: Path) -> list[Document]:
     """Return the distinct files that name a known family; none on other systems."""
     texts = {path.read_text("utf-8", "replace") for path in sorted(folder.glob("*/copyright"))}
     found = []

@@ -3,7 +3,6 @@
 import argparse
 import multiprocessing
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -136,29 +135,25 @@ def run_job(job: Job, data: Data) -> list[Row]:
     """Train, export and judge a model; return a row for each contender and length."""
     task = make_tasks(data.labels)[job.task]
     valid = data.parts["valid"]
-    validation = _joined(draw_many(task, valid, VALIDATION, _VALID))
+    counts = {n: count for n, count in VALIDATION.items() if n <= max(lengths_of(job))}
+    validation = _joined(draw_many(task, valid, counts, _VALID))
     draw = partial(task.draw, data.parts["train"])
     vocabulary = data.tokenizer.get_vocab_size()
-    began = time.process_time()
     if job.model == BAG:
-        answers, course = fit_bag(draw, job.recipe, vocabulary, job.seed), {}
-    else:
-        checks = _joined(draw_many(task, valid, CHECKED, _CHECK))
-        if job.model == WINDOWS:
-            checks = [each for each in checks if len(each.ids) <= WINDOW]
-        trained = train(task, draw, checks, vocabulary, job.recipe, job.seed)
-        course = {"steps": trained.steps, "trained_tokens": trained.tokens}
-        write_bundle(trained, task, job.bundle)
-    course["seconds_of_training"] = time.process_time() - began
-    if job.model == BAG:
-        return _judge(job, data, task, answers, validation, course)
+        answers = fit_bag(draw, job.recipe, vocabulary, job.seed)
+        return _judge(job, data, task, answers, validation)
+    counts = {WINDOW: 64} if job.model == WINDOWS else CHECKED
+    checks = _joined(draw_many(task, valid, counts, _CHECK))
+    trained = train(task, draw, checks, vocabulary, job.recipe, job.seed)
+    write_bundle(trained, task, job.bundle)
     with Predictor(job.bundle, threads=1) as predictor:
         answers = answers_of(job.model, Bundle(predictor, task), validation)
-        return _judge(job, data, task, answers, validation, course)
+        rows = _judge(job, data, task, answers, validation)
+    return [row | {"steps": trained.steps, "trained_tokens": trained.tokens} for row in rows]
 
 
 def _judge(
-    job: Job, data: Data, task: Task, answers: Answers, validation: list[Document], course: Row
+    job: Job, data: Data, task: Task, answers: Answers, validation: list[Document]
 ) -> list[Row]:
     """Return the rows of a model's contenders, of the test documents and of Debian's files."""
     scores = answers(validation)
@@ -169,14 +164,14 @@ def _judge(
         for tokens, documents in draw_many(task, data.parts["test"], counts, _TEST).items()
     ]
     if job.task == "contains" and job.model != SOFTMAX:
-        files = debian.read_files(data.tokenizer, data.labels)
+        files = debian.read_files(data.tokenizer, data.labels, debian.FOLDER)
         groups += [(DEBIAN, int(median(len(f.ids) for f in files)), files)] if files else []
     rows = []
     for name, tokens, documents in groups:
         for contender, own in answers(documents).items():
             measured = judges[contender].measure(own, documents)
             row = {"mechanism": name, "tokens": tokens, "contender": contender, "seed": job.seed}
-            rows.append(row | measured | course)
+            rows.append(row | measured)
     return rows
 
 
