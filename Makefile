@@ -28,7 +28,8 @@ SYSTEM_PACKAGES := binutils ccache chromium clang curl g++ python3-venv
 
 .PHONY: demo test test-prerequisites test-all test-docs test-versions test-lower help system-packages test-native \
   native-aarch64 test-cuda cuda cuda-mutations cuda-table gpu-check gpu-roofline wheels sdist wheel-x86_64 wheel-aarch64 \
-  cuda-wheel check-wheels bench bench-model bench-encoders bench-quick bench-record models docs load soak lint format clean
+  cuda-wheel check-wheels bench bench-model bench-encoders bench-documents bench-quick bench-record models docs load soak \
+  lint format clean
 
 ## Try it
 
@@ -237,6 +238,11 @@ bench-quick: $(VENV)/installed build/peers/installed  ## core operators, the two
 # and with --record it goes into this processor's record, beside the rows of other shapes and lengths.
 bench-encoders: $(VENV)/installed build/peers/installed  ## encoders of transformers against every peer, in processes of their own
 	$(BENCHMARKS) --encoders $(BENCH)
+
+# Two hours on two cores, and no peers: it needs the licence texts of a package, which it downloads into build/documents.
+# BENCH=--quick takes three minutes and fails if the recipe gains nothing; BENCH="--task conflict --seeds 1" runs a part.
+bench-documents: $(VENV)/installed  ## whole documents against windows and truncation, on texts of licences
+	$(BENCHMARKS).documents $(BENCH)
 
 # BENCH="--tokens 1024 --rounds 1" fills the cache of torch.compile beforehand with bench-model. A record of another date
 # or commit is replaced only by BENCH=--replace.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # a GPU machine lacks it
     from rich.console import Console
 
 Row = dict[str, Any]
-Kind = Literal["models", "operators", "chunks", "recurrent", "encoders"]
+Kind = Literal["models", "operators", "chunks", "recurrent", "encoders", "documents"]
 FOLDER = Path(__file__).with_name("records")
 ROOT = Path(__file__).parents[2]
 MEASURED_FOLDERS = ("export", "plugins", "pyproject.toml")

@@ -14,6 +14,7 @@ from pathlib import Path
 from families.record import families_table
 
 from benchmarks import aarch64, pictures
+from benchmarks.documents.tables import document_tables
 from benchmarks.encoder_tables import draw_latest, encoder_tables
 from benchmarks.record import REGISTRY, read_records, read_registry, write_record
 from benchmarks.recurrent.tables import recurrent_tables
@@ -99,6 +100,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "models": model_tables,
     "recurrent": recurrent_tables,
     "encoders": encoder_tables,
+    "documents": document_tables,
     "families": families_table,
     "peers": peers_table,
     "instructions": instructions_table,

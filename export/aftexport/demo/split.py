@@ -46,14 +46,14 @@ def shingles(text: str) -> Iterator[str]:
         yield "\n".join(units[start : start + width])
 
 
-def near_duplicates(texts: Sequence[str]) -> NDArray[np.int32]:
+def near_duplicates(texts: Sequence[str], similar: float = SIMILAR) -> NDArray[np.int32]:
     """Return int32 ``[len(texts)]``, equal for near-duplicates, also by a chain of others."""
     vectorizer = CountVectorizer(analyzer=shingles, binary=True, dtype=np.int32)
     present = vectorizer.fit_transform(texts).tocsr()
     sizes = np.asarray(present.sum(1)).ravel()
     shared = (present @ present.T).tocoo()
     union = sizes[shared.row] + sizes[shared.col] - shared.data
-    shared.data = (shared.data >= SIMILAR * union).astype(np.int32)
+    shared.data = (shared.data >= similar * union).astype(np.int32)
     shared.eliminate_zeros()
     _, groups = connected_components(shared, directed=False)
     return np.asarray(groups, np.int32)

@@ -1,0 +1,1 @@
+"""Whole documents against windows and truncation, on composed and real texts of licences."""
