@@ -409,6 +409,10 @@ class _Writer:
         while inputs[-1] is None:
             inputs.pop()
         (result,) = new.append(custom_node(SOFTMAX_ATTENTION.op_type, inputs, plan.attributes))
+        query = given["query"]
+        lead = [None, None] if query.shape is None else query.shape[:2]
+        # A plan for chunks reads them in a reshape to rows.
+        result.shape, result.type = ir.Shape([*lead, plan.value.channels.size]), query.type
         rank = len((self.probed.shapes(plan.target) or [()])[0])
         if plan.is_by_token and rank == _ROWS:
             return result
