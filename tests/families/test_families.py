@@ -21,7 +21,7 @@ def test_record_is_of_table() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.table(keep=0.1, by=any_case)
+@pytest.mark.table(keep=0.06, by=any_case)
 @pytest.mark.parametrize("title", RECORDED)
 def test_family_is_as_recorded(title: str, tmp_path: Path) -> None:
     row, recorded = measure(BY_TITLE[title], tmp_path), RECORDED[title]

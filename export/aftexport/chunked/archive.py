@@ -238,10 +238,12 @@ def _quadratic_tokens(graph: ir.Graph, rows: Mapping[str, int]) -> int | None:
     constants = constants_of(graph)
     weights, pairs = 0, 0.0
     for node in graph:
-        if node.op_type in ("Gemm", "MatMul") and (name := names_of(node.inputs)[1]) in constants:
+        of_rows = rows.get(str(node.outputs[0].name), 0)
+        is_product = node.op_type == "MatMul" or (node.op_type == "Gemm" and of_rows)
+        if is_product and (name := names_of(node.inputs)[1]) in constants:
             weights += constants[name].size
         if node.op_type in ("Gather", "GatherND"):  # the weights of the experts of a token
-            weights += rows.get(str(node.outputs[0].name), 0)
+            weights += of_rows
         if is_softmax(node) and not is_window(node):
             query, _, _, attended = widths_of_softmax(node)
             is_causal = node.attributes.get_int("window_right", -1) >= 0

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from sampling import any_case
 from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
@@ -98,6 +99,7 @@ OF_TOKENS: dict[str, Tokens] = {
 }
 
 
+@pytest.mark.table(keep=0.4, by=any_case)
 @pytest.mark.parametrize("name", [*OF_TOKENS, "length"])
 def test_float16_positions_are_exact(name: str) -> None:
     module = Positioned(name).eval()

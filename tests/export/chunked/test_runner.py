@@ -382,7 +382,7 @@ def test_memory_ignores_document_length(bundle_folder: Path) -> None:
 def test_softmax_memory_is_the_budget(
     window: int, head_width: int, threads: int, budget_mib: int, tmp_path: Path
 ) -> None:
-    """A document takes what is predicted for a chunk, beside the model and 2 MiB per thread."""
+    """A document takes what is predicted for a chunk, beside the model and 3 MiB per thread."""
     module = Hybrid(Softmax(left=window, right=window), dim=2 * head_width)
     plan = write_chunked(tmp_path / CHUNKED, lower(capture(module)), precision="fp32")
     budget = budget_mib << 20
@@ -395,7 +395,7 @@ def test_softmax_memory_is_the_budget(
         pytest.skip("the kernel keeps no count of the highest resident memory")
     predicted = plan.token_bytes * model.chunk_tokens
     assert predicted <= budget
-    assert peak - loading < predicted / (1 << 20) + 2 * threads
+    assert peak - loading < predicted / (1 << 20) + 3 * threads
 
 
 def test_memory_ignores_number_of_chunks(tmp_path: Path) -> None:

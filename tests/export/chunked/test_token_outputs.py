@@ -123,7 +123,7 @@ MODELS: dict[str, type[Encoded]] = {
 }
 
 
-@pytest.mark.table(keep=0.5)
+@pytest.mark.table(keep=0.25)
 @pytest.mark.parametrize("tokens", [1, 100])
 @pytest.mark.parametrize("name", MODELS)
 def test_any_place_of_output_equals_whole(name: str, tokens: int, tmp_path: Path) -> None:

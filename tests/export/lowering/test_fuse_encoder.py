@@ -277,7 +277,7 @@ def test_projections_become_two_operators() -> None:
     assert_unchanged(module, model)
 
 
-@pytest.mark.table(keep=0.25)
+@pytest.mark.table(keep=0.1)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from sampling import any_case
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as attend
 
@@ -288,6 +289,7 @@ FORMS: dict[str, tuple[nn.Module, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.table(keep=0.3, by=any_case)
 @pytest.mark.parametrize("name", FORMS)
 def test_forms_are_recognized(name: str) -> None:
     module, attributes = FORMS[name]
@@ -448,6 +450,7 @@ LOOK_ALIKES: dict[str, tuple[Attend, str]] = {
 }
 
 
+@pytest.mark.table(keep=0.3, by=any_case)
 @pytest.mark.parametrize("name", LOOK_ALIKES)
 def test_look_alikes_stay(name: str) -> None:
     attention, reason = LOOK_ALIKES[name]
@@ -471,6 +474,7 @@ FOLDERS = {
 
 
 @pytest.mark.slow
+@pytest.mark.table(keep=0.4, by=any_case)
 @pytest.mark.parametrize("family", FOLDERS)
 def test_folders_equal_transformers(family: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
