@@ -61,7 +61,7 @@ def test_rows_equal_whole_document(rows: Chunks, tokens: int, chunk_tokens: int)
 
 
 def test_chunks_count_weights_of_experts(rows: Chunks) -> None:
-    """Each token reads the matrices of two experts, beside gate, router, topic and tags."""
+    """Each token reads the matrices of two experts, beside gate, router and tags."""
     width = rows.truth.get_submodule("gate").in_features
     assert rows.plan.token_bytes > 8 * 2 * width**2
     # A pair of tokens takes as many multiply-adds as a token has channels.
