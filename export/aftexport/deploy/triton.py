@@ -72,6 +72,11 @@ def write_repository(
     backend tensorrt and the engine for the GPU of this machine. A missing engine is built.
     """
     folder = check_place(out, name, mounted, force)
+    if bundle.manifest.windows is not None:
+        raise UsageError(
+            f"Triton reads no documents in windows, which {bundle.path} declares.",
+            "Give a bundle that was exported without --long-documents.",
+        )
     heads = bundle.manifest.heads
     labels = [label for head in heads.values() for label in head.logit_names]
     if broken := [label for label in labels if "\n" in label]:

@@ -263,6 +263,13 @@ def test_label_of_two_lines_is_refused(bundle_copy: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "r").exists()
 
 
+def test_windows_are_refused(bundle_copy: Path, tmp_path: Path) -> None:
+    changed_manifest(bundle_copy, {"windows": {"tokens": 64, "stride": 48, "aggregate": "mean"}})
+    with pytest.raises(UsageError, match="Triton reads no documents in windows"):
+        written_to(tmp_path / "r", Bundle.open(bundle_copy))
+    assert not (tmp_path / "r").exists()
+
+
 def test_unsupported_engine_is_refused(rtx_bundle: Path, tmp_path: Path, capsys: Capture) -> None:
     words = [rtx_bundle, "--to", "triton", "--out", tmp_path / "r"]
     assert_refused(run_here(words, capsys), "TensorRT-RTX", "--to trt")
