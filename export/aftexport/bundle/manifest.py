@@ -192,7 +192,7 @@ class WindowPolicy(WindowLayout):
             return f"aggregate: expected one for {name}, got none"
         if isinstance(head, Regression) and self.aggregate not in ("max", "mean"):
             return (
-                f"aggregate: expected max or mean for {name}, whose values are no probabilities, "
+                f"aggregate: expected max or mean for {name}, whose values are not probabilities, "
                 f"got {self.aggregate}"
             )
         return None

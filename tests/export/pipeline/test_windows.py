@@ -99,7 +99,7 @@ def test_policy_fits_heads(
     [
         ({}, TWO, "needs --aggregate"),
         ({}, VALUE, "needs --aggregate"),
-        ({"aggregate": "noisy_or"}, VALUE, "no probabilities"),
+        ({"aggregate": "noisy_or"}, VALUE, "not probabilities"),
         ({"aggregate": "max"}, VECTOR, "a model that has none"),
         ({"aggregate": "mean"}, TAGS, "a model that has none"),
         ({"aggregate": "max", "background_label": "good"}, TWO, "--background-label"),
