@@ -223,7 +223,7 @@ check-wheels: $(VENV)/installed  ## what is in dist: contents, symbols, and clea
 
 # BENCH="--mechanism aft_simple --tokens 4096": options of the benchmark; BENCH=--help shows all.
 BENCH ?=
-BENCHMARKS := PYTHONPATH=tests:tests/support $(BIN)/python -m benchmarks
+BENCHMARKS := PYTHONPATH=tests:tests/support:examples $(BIN)/python -m benchmarks
 
 bench: $(VENV)/installed build/peers/installed  ## core operators against every peer, by length
 	$(BENCHMARKS) $(BENCH)

@@ -14,7 +14,7 @@ from pathlib import Path
 from families.record import families_table
 
 from benchmarks import aarch64, pictures
-from benchmarks.documents.tables import document_tables
+from benchmarks.documents.tables import document_sentence, document_tables, recipe_table
 from benchmarks.encoder_tables import draw_latest, encoder_tables
 from benchmarks.record import REGISTRY, read_records, read_registry, write_record
 from benchmarks.recurrent.tables import recurrent_tables
@@ -101,6 +101,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "recurrent": recurrent_tables,
     "encoders": encoder_tables,
     "documents": document_tables,
+    "whole": document_sentence,
+    "recipe": recipe_table,
     "families": families_table,
     "peers": peers_table,
     "instructions": instructions_table,

@@ -94,6 +94,17 @@ def test_tasks_are_served_as_pytorch_computes(tmp_path: Path) -> None:
         assert read_manifest(folder / f"{task}.bundle")["heads"]["logits"]["task"] == task
 
 
+def test_whole_documents_answer_what_their_beginnings_cannot(tmp_path: Path) -> None:
+    (command,) = commands("train_whole_documents.py")
+    done = run(command, tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = re.findall(r"(?m)^ *([\d,]+) tokens: (\d+)% right, and (\d+)% by", done.stdout)
+    assert [tokens for tokens, _, _ in shown] == ["512", "4,096", "65,536"], done.stdout
+    assert all(int(whole) >= 90 for _, whole, _ in shown), done.stdout
+    assert all(int(first) < 75 for _, _, first in shown[1:]), done.stdout
+    assert (tmp_path / "build" / "examples" / "whole" / "model.bundle").is_dir()
+
+
 @pytest.mark.parametrize("command", commands("label_source_files.py"))
 def test_source_files_have_bundle_of_task(command: str, tmp_path: Path) -> None:
     done = run(command, tmp_path)

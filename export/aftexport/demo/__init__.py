@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,8 @@ MAX_TOKENS = 16_000
 LONG = 10_000
 """Minimum tokens of the posted document, if the mechanism accepts such a document."""
 
+_BEGINNING = 512
+"""The tokens that many models read of a document."""
 _VOCABULARY = 2048
 _AFT_FULL_TOKENS = 2048  # the bias is a T x T matrix: 1 GB per layer for 16,000 tokens
 _LABELS_SHOWN = 20
@@ -219,11 +221,19 @@ def _judge(
     held_out: HeldOut,
     console: Console,
 ) -> None:
+    name, whole = model.config.mechanism, held_out.documents
+    first = [replace(each, ids=each.ids[:_BEGINNING]) for each in whole]
     with _progress(console, "{task.completed}/{task.total}") as progress:
-        shown = progress.add_task("Judging on whole documents", total=len(held_out.documents))
-        answers = predict(model, held_out.documents, labels, lambda: progress.advance(shown))
+        shown = progress.add_task("Judging on held-out documents", total=2 * len(whole))
+        answers = {
+            title: predict(model, documents, labels, lambda: progress.advance(shown))
+            for title, documents in (
+                (f"{name}, first {_BEGINNING} tokens", first),
+                (f"[bold]{name}, whole documents[/]", whole),
+            )
+        }
     with stage(console, "Training the baseline"):
-        table = accuracies(train, held_out, answers, model.config.mechanism)
+        table = accuracies(train, held_out, answers)
     console.print(table)
 
 

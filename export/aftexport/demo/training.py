@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Self
@@ -190,15 +190,15 @@ def hold_out(documents: Sequence[Document], limit: int) -> HeldOut:
 
 
 def accuracies(
-    train: Sequence[Document], held_out: HeldOut, answers: Sequence[str], name: str
+    train: Sequence[Document], held_out: HeldOut, answers: Mapping[str, Sequence[str]]
 ) -> Table:
-    """Return the accuracy of a model beside those of two baselines that see only bytes."""
+    """Return the accuracies of models beside those of two baselines that see only bytes."""
     documents = held_out.documents
     labels, _ = zip(*Counter(d.label for d in train).most_common(1), strict=True)
     found = {
         "always the most common label": [*labels] * len(documents),
         "logistic regression on bytes": byte_regression(train, documents),
-        f"[bold]{name}[/]": answers,
+        **answers,
     }
     table = plain_table("classifier", f"accuracy, {len(documents)} held-out documents")
     table.columns[1].justify = "right"

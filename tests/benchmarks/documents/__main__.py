@@ -25,7 +25,7 @@ def main() -> None:
     add("--task", nargs="+", choices=TASKS, default=list(TASKS))
     add("--model", nargs="+", choices=contenders.KNOWN, default=list(contenders.MODELS),
         help="layers by the recipe, windows, or bag_of_words")  # fmt: skip
-    add("--pooling", default="attention", help="of the recipe (default: %(default)s)")
+    add("--pooling", help="of all tokens (default: by the task)")
     add("--tokens", type=int, nargs="+", default=list(run.LENGTHS), help="of the test documents")
     add("--seconds", type=float, default=120.0,
         help="processor time of a training (default: %(default)s)")  # fmt: skip

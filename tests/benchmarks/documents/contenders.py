@@ -17,12 +17,13 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import normalize
 
 import aftexport
+from aftexport.nn import ClassifierConfig
 from aftexport.nn.config import MECHANISM_LAYERS
 from aftserve.predictor import Predictor
 from benchmarks.documents.compose import WINDOW, Document, Draw, Task, windows_of
 from benchmarks.documents.measures import Scores
-from benchmarks.documents.recipe import Recipe, Trained
 from benchmarks.documents.texts import Ids
+from train_whole_documents import Recipe, Trained
 
 SOFTMAX, WINDOWS, BAG = "dot_product_attention", "windows", "bag_of_words"
 MAX_SOFTMAX = 8_192
@@ -33,9 +34,29 @@ MECHANISMS = (
 )  # fmt: skip
 MODELS = (*MECHANISMS, SOFTMAX, WINDOWS, BAG)
 """The models of a full table; each is one training."""
-KNOWN = (*(name for name in MECHANISM_LAYERS if name != "aft_full"), SOFTMAX, WINDOWS, BAG)
+LOCAL = "aft_conv"
+"""The layer of the recipe, and of the model that reads windows."""
+WITHOUT: dict[str, dict[str, Any]] = {
+    "without_locality": {"locality": 0.0},
+    "without_long_documents": {"stages": ((1.0, WINDOW),)},
+    "without_short_documents": {"stages": ((1.0, 8_192),)},
+    "without_small_steps": {"tokens_per_step": 16_384},
+    "without_weights": {"weighs_rare": False},
+}
+"""The recipe without one of its parts."""
+POOLED = {f"with_{name}": name for name in ("attention", "logsumexp", "mean")}
+"""The recipe with another pooling than the one that fits."""
+KNOWN = (
+    *(name for name in MECHANISM_LAYERS if name != "aft_full"), SOFTMAX, WINDOWS, BAG,
+    *WITHOUT, *POOLED,
+)  # fmt: skip
+POOLINGS = {"contains": "max", "dominant": "mean", "conflict": "max"}
+"""The pooling that fits each task."""
+DIM, DEPTH = 96, 2
 TITLES = {
+    **{name: f"whole, {name}" for name in MECHANISM_LAYERS},
     SOFTMAX: "whole, softmax attention",
+    **{name: f"whole, {LOCAL}, {name.replace('_', ' ')}" for name in (*WITHOUT, *POOLED)},
     BAG: "bag of words, logistic regression",
     "window_max": "windows of 512, maximum",
     "window_mean": "windows of 512, mean",
@@ -50,11 +71,25 @@ Answers = Callable[[Sequence[Document]], dict[str, Scores]]
 def recipe_of(model: str, recipe: Recipe) -> Recipe:
     """Return the recipe for a model of this benchmark: windows have only the first stage."""
     if model == WINDOWS:
-        return replace(recipe, pooling="attention", stages=((1.0, WINDOW),))
+        return replace(recipe, stages=((1.0, WINDOW),))
     if model == SOFTMAX:
         stages = tuple((share, min(tokens, 2_048)) for share, tokens in recipe.stages)
-        return replace(recipe, mechanism=model, stages=stages)
-    return replace(recipe, mechanism=model)
+        return replace(recipe, stages=stages)
+    return replace(recipe, **WITHOUT.get(model, {}))
+
+
+def config_of(model: str, pooling: str, task: Task, vocabulary: int) -> ClassifierConfig:
+    """Return the configuration of a model, which has the same width for all."""
+    return ClassifierConfig(
+        mechanism=LOCAL if model in (WINDOWS, *WITHOUT, *POOLED) else model,
+        vocab_size=vocabulary,
+        num_labels=len(task.columns),
+        dim=DIM,
+        depth=DEPTH,
+        ffn_dim=2 * DIM,
+        pooling=POOLED.get(model, pooling),
+        problem_type=task.problem_type,
+    )
 
 
 def write_bundle(trained: Trained, task: Task, path: Path) -> None:

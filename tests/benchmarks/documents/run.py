@@ -21,20 +21,22 @@ from benchmarks.documents.compose import WINDOW, Document, Task, draw_many, make
 from benchmarks.documents.contenders import (
     BAG,
     MAX_SOFTMAX,
+    POOLINGS,
     SOFTMAX,
     TITLES,
     WINDOWS,
     Answers,
     Bundle,
     answers_of,
+    config_of,
     fit_bag,
     recipe_of,
     write_bundle,
 )
 from benchmarks.documents.measures import make_judge
-from benchmarks.documents.recipe import Recipe, train
 from benchmarks.documents.texts import FOLDER, PACKAGE, Data, build_data, download
 from benchmarks.record import Refusals, Row, start
+from train_whole_documents import Recipe, train
 
 LENGTHS = (512, 2_048, 8_192, 32_768, 131_072)
 TOKENS_OF_A_LENGTH = 1 << 20
@@ -57,6 +59,7 @@ class Job:
     model: str
     seed: int
     recipe: Recipe
+    pooling: str
     lengths: tuple[int, ...]
 
     @property
@@ -67,15 +70,15 @@ class Job:
 
 def run(options: argparse.Namespace, console: Console) -> list[Row]:
     """Run the jobs that ``options`` name; write a record after each job and return its rows."""
-    recipe = Recipe(seconds=options.seconds, pooling=options.pooling)
+    recipe = Recipe(seconds=options.seconds)
     lengths = tuple(sorted(options.tokens))
     jobs = [
-        Job(task, model, seed, recipe_of(model, recipe), lengths)
+        Job(task, model, seed, recipe_of(model, recipe), options.pooling or POOLINGS[task], lengths)
         for seed in range(options.seeds)
         for task in options.task
         for model in options.model
     ]
-    facts = {name: {"title": TITLES.get(name, f"whole, {name}")} for name in _contenders(jobs)}
+    facts = {name: {"title": title} for name, title in TITLES.items()}
     out = start("documents", options, facts, options.seeds)
     command = " ".join(["python", "-m", "benchmarks.documents", *sys.argv[1:]])
     refusals, rows = Refusals(), list[Row]()
@@ -95,12 +98,6 @@ def run(options: argparse.Namespace, console: Console) -> list[Row]:
     console.print(f"Rows in {out.path}")
     refusals.show(console)
     return rows
-
-
-def _contenders(jobs: Sequence[Job]) -> list[str]:
-    own = ("window_max", "window_mean", "window_learned", "first", "ends")
-    names = [name for job in jobs for name in (own if job.model == WINDOWS else (job.model,))]
-    return list(dict.fromkeys(names))
 
 
 def _in_processes(
@@ -144,7 +141,8 @@ def run_job(job: Job, data: Data) -> list[Row]:
         return _judge(job, data, task, answers, validation)
     counts = {WINDOW: 64} if job.model == WINDOWS else CHECKED
     checks = _joined(draw_many(task, valid, counts, _CHECK))
-    trained = train(task, draw, checks, vocabulary, job.recipe, job.seed)
+    config = config_of(job.model, job.pooling, task, vocabulary)
+    trained = train(config, draw, checks, job.recipe, job.seed)
     write_bundle(trained, task, job.bundle)
     with Predictor(job.bundle, threads=1) as predictor:
         answers = answers_of(job.model, Bundle(predictor, task), validation)

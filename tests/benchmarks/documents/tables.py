@@ -1,8 +1,10 @@
 """The tables of whole documents, windows and truncation, from the records."""
 
-from collections.abc import Callable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Container, Iterator, Sequence
 from statistics import mean
 
+from benchmarks.documents.contenders import LOCAL, POOLED, WITHOUT
 from benchmarks.documents.run import DEBIAN, SERVED
 from benchmarks.record import read_records
 from benchmarks.table_parts import Record, Row, row_of, setting, versions
@@ -14,6 +16,14 @@ TITLES = {
     "conflict": "Whether two families stand in one document, further apart than a window",
 }
 
+QUESTIONS = {
+    "contains": "which licences it contains",
+    "dominant": "which one covers most of it",
+    "conflict": "whether two far-apart ones conflict",
+}
+SHOWN = 8_192
+PLACE = "docs/benchmarks.md#whole-documents-windows-and-truncation"
+
 
 def document_tables() -> str:
     """Return, for every record, the quality and the cost of each contender by length."""
@@ -21,6 +31,38 @@ def document_tables() -> str:
     if not records:
         return "No record exists yet: `make bench-documents BENCH=--record` writes one."
     return "\n\n".join(part for record in records for part in record_parts(record))
+
+
+def recipe_table() -> str:
+    """Return what each part of the recipe is worth, by the latest record."""
+    record = _latest()
+    table = _table(record, ["contains", DEBIAN], _quality, (LOCAL, *WITHOUT, *POOLED))
+    return f"*contains*, F1 (average precision), {setting(record)}:\n\n{table}"
+
+
+def document_sentence() -> str:
+    """Return the README's line, by the latest record."""
+    record = _latest()
+    said = [f"{question} {_compared(record, task)}" for task, question in QUESTIONS.items()]
+    text = f"F1 on documents of {SHOWN:,} tokens: {'; '.join(said)}. [All figures]({PLACE})."
+    return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
+
+
+def _latest() -> Record:
+    return next(iter(read_records("documents").values()))
+
+
+def _compared(record: Record, task: str) -> str:
+    """Return the F1 of the whole document, of the best form of windows and of the beginning."""
+
+    def found(name: str) -> str:
+        key = (task, SHOWN, name)
+        rows = record["rows"]
+        own = [r for r in rows if (r["mechanism"], r["tokens"], r["contender"]) == key]
+        return _mean(own, "f1")
+
+    windows = max(map(found, ("window_max", "window_mean", "window_learned")))
+    return f"{found(LOCAL)} whole, {windows} in windows, {found('first')} by the first 512"
 
 
 def record_parts(record: Record) -> Iterator[str]:
@@ -42,7 +84,9 @@ def record_parts(record: Record) -> Iterator[str]:
         yield "\n".join(f"- Left out: {line}." for line in record["left_out"])
 
 
-def _table(record: Record, kinds: Sequence[str], cell: Cell) -> str:
+def _table(
+    record: Record, kinds: Sequence[str], cell: Cell, shown: Container[str] | None = None
+) -> str:
     """Return a table of contenders by length; a cell has the rows of all seeds."""
     groups: dict[tuple[str, int, str], list[Row]] = {}
     for row in record["rows"]:
@@ -53,6 +97,8 @@ def _table(record: Record, kinds: Sequence[str], cell: Cell) -> str:
     heads = ["Debian's files" if k == DEBIAN else f"{n:,} tokens" for k, n in columns]
     lines = [row_of(["contender", *heads]), row_of(["---"] * (len(heads) + 1))]
     for name, facts in record["contenders"].items():
+        if shown is not None and name not in shown:
+            continue
         cells = [cell(own) if (own := groups.get((*c, name))) else "" for c in columns]
         lines += [row_of([facts["title"], *cells])] if any(cells) else []
     return "\n".join(lines)

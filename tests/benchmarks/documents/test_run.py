@@ -4,13 +4,13 @@ import pytest
 
 from benchmarks.documents import debian, run
 from benchmarks.documents.__main__ import verdict
-from benchmarks.documents.contenders import BAG, SOFTMAX, WINDOWS, recipe_of
-from benchmarks.documents.recipe import Recipe
+from benchmarks.documents.contenders import BAG, POOLINGS, SOFTMAX, WINDOWS, recipe_of
 from benchmarks.documents.run import Job, measure_served, run_job
 from benchmarks.documents.texts import Data
 from benchmarks.record import Row
+from train_whole_documents import Recipe
 
-RECIPE = Recipe(dim=16, depth=1, seconds=0.5, min_tokens=64, tokens_per_step=512, checks=2)
+RECIPE = Recipe(seconds=0.5, min_tokens=64, tokens_per_step=512, checks=2)
 WINDOW_NAMES = {"window_max", "window_mean", "window_learned", "first", "ends"}
 
 
@@ -24,7 +24,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def job(task: str, model: str, *lengths: int) -> Job:
-    return Job(task, model, 0, recipe_of(model, RECIPE), lengths)
+    return Job(task, model, 0, recipe_of(model, RECIPE), POOLINGS[task], lengths)
 
 
 @pytest.mark.slow

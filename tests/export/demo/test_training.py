@@ -144,6 +144,8 @@ def test_byte_regression_separates_texts_by_bytes() -> None:
 
 def test_accuracies_stand_beside_baselines() -> None:
     train = tokenized(BYTES, Corpus(("ab", "ba", "ccc"), ("short", "short", "long")))
-    table = accuracies(train, hold_out(DOCUMENTS, 100), ["short", "long", "long"], "model")
+    answers = {"model": ["short", "long", "long"], "first": ["long", "long", "long"]}
+    table = accuracies(train, hold_out(DOCUMENTS, 100), answers)
     assert table.columns[1].header == "accuracy, 3 held-out documents"
     assert [*table.columns[1].cells][::2] == ["66.7%", "66.7%"]
+    assert [*table.columns[1].cells][-1] == "33.3%"
