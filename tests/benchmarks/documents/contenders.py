@@ -28,35 +28,39 @@ from train_whole_documents import Recipe, Trained
 SOFTMAX, WINDOWS, BAG = "dot_product_attention", "windows", "bag_of_words"
 MAX_SOFTMAX = 8_192
 """The longest documents of the softmax encoder, whose cost grows with the square."""
+MAX_PARTS = 8_192
+"""The longest documents of the recipe without a part."""
 MECHANISMS = (
     "linear_attention", "aft_simple", "aft_conv", "aft_local", "efficient_attention", "fastformer",
     "gated_delta_net",
 )  # fmt: skip
-MODELS = (*MECHANISMS, SOFTMAX, WINDOWS, BAG)
-"""The models of a full table; each is one training."""
 LOCAL = "aft_conv"
 """The layer of the recipe, and of the model that reads windows."""
 WITHOUT: dict[str, dict[str, Any]] = {
     "without_locality": {"locality": 0.0},
     "without_long_documents": {"stages": ((1.0, WINDOW),)},
-    "without_short_documents": {"stages": ((1.0, 8_192),)},
-    "without_small_steps": {"tokens_per_step": 16_384},
+    "without_short_documents": {"stages": ((1.0, 16_384),)},
+    "without_small_steps": {"tokens_per_step": 8_192},
     "without_weights": {"weighs_rare": False},
 }
 """The recipe without one of its parts."""
 POOLED = {f"with_{name}": name for name in ("attention", "logsumexp", "mean")}
 """The recipe with another pooling than the one that fits."""
+PARTS = (*WITHOUT, *POOLED)
+"""The models that show what a part of the recipe is worth, by one seed and no record of speed."""
+MODELS = (*MECHANISMS, SOFTMAX, WINDOWS, BAG, *PARTS)
+"""The models of a full table; each is one training."""
 KNOWN = (
     *(name for name in MECHANISM_LAYERS if name != "aft_full"), SOFTMAX, WINDOWS, BAG,
-    *WITHOUT, *POOLED,
+    *PARTS,
 )  # fmt: skip
 POOLINGS = {"contains": "max", "dominant": "mean", "conflict": "max"}
 """The pooling that fits each task."""
-DIM, DEPTH = 96, 2
+DIM, DEPTH, NUM_HEADS = 96, 2, 8
 TITLES = {
     **{name: f"whole, {name}" for name in MECHANISM_LAYERS},
     SOFTMAX: "whole, softmax attention",
-    **{name: f"whole, {LOCAL}, {name.replace('_', ' ')}" for name in (*WITHOUT, *POOLED)},
+    **{name: f"whole, {LOCAL}, {name.replace('_', ' ')}" for name in PARTS},
     BAG: "bag of words, logistic regression",
     "window_max": "windows of 512, maximum",
     "window_mean": "windows of 512, mean",
@@ -81,11 +85,12 @@ def recipe_of(model: str, recipe: Recipe) -> Recipe:
 def config_of(model: str, pooling: str, task: Task, vocabulary: int) -> ClassifierConfig:
     """Return the configuration of a model, which has the same width for all."""
     return ClassifierConfig(
-        mechanism=LOCAL if model in (WINDOWS, *WITHOUT, *POOLED) else model,
+        mechanism=LOCAL if model in (WINDOWS, *PARTS) else model,
         vocab_size=vocabulary,
         num_labels=len(task.columns),
         dim=DIM,
         depth=DEPTH,
+        num_heads=NUM_HEADS,
         ffn_dim=2 * DIM,
         pooling=POOLED.get(model, pooling),
         problem_type=task.problem_type,

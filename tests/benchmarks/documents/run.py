@@ -20,7 +20,9 @@ from benchmarks.documents import debian
 from benchmarks.documents.compose import WINDOW, Document, Task, draw_many, make_tasks, windows_of
 from benchmarks.documents.contenders import (
     BAG,
+    MAX_PARTS,
     MAX_SOFTMAX,
+    PARTS,
     POOLINGS,
     SOFTMAX,
     TITLES,
@@ -44,8 +46,8 @@ TOKENS_OF_A_LENGTH = 1 << 20
 MAX_DOCUMENTS = 96
 VALIDATION = {512: 64, 2_048: 64, 8_192: 32, 32_768: 8}
 """The documents of the validation by length: for thresholds, aggregation and calibration."""
-CHECKED = {512: 16, 2_048: 6, 8_192: 2}
-"""The documents of the validation for early stopping."""
+CHECKED = {256: 32, 1_024: 16, 4_096: 8}
+"""The documents of the validation that choose the best weights."""
 SERVED, DEBIAN = "served", "debian"
 """The names of the rows with times and memory, and of those of Debian's files."""
 _TEST, _VALID, _CHECK = 1, 2, 3
@@ -77,6 +79,7 @@ def run(options: argparse.Namespace, console: Console) -> list[Row]:
         for seed in range(options.seeds)
         for task in options.task
         for model in options.model
+        if seed == 0 or model not in PARTS
     ]
     facts = {name: {"title": title} for name, title in TITLES.items()}
     out = start("documents", options, facts, options.seeds)
@@ -92,7 +95,7 @@ def run(options: argparse.Namespace, console: Console) -> list[Row]:
         console.print(f"{job.task}, {job.model}, seed {job.seed}: {_short(measured)}")
         out.write(rows, refusals, **further)
     for job in jobs:
-        if (job.task, job.seed) == (options.task[0], 0) and job.model != BAG:
+        if (job.task, job.seed) == (options.task[0], 0) and job.model not in (BAG, *PARTS):
             rows += _alone(measure_served, job, data, options.threads)
             out.write(rows, refusals, **further)
     console.print(f"Rows in {out.path}")
@@ -175,7 +178,8 @@ def _judge(
 
 def lengths_of(job: Job) -> list[int]:
     """Return the lengths of the documents that a model answers."""
-    return [n for n in job.lengths if job.model != SOFTMAX or n <= MAX_SOFTMAX]
+    greatest = {SOFTMAX: MAX_SOFTMAX, **dict.fromkeys(PARTS, MAX_PARTS)}.get(job.model)
+    return [n for n in job.lengths if greatest is None or n <= greatest]
 
 
 def test_count(tokens: int) -> int:

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Callable, Container, Iterator, Sequence
 from statistics import mean
 
-from benchmarks.documents.contenders import LOCAL, POOLED, WITHOUT
+from benchmarks.documents.contenders import LOCAL, PARTS
 from benchmarks.documents.run import DEBIAN, SERVED
 from benchmarks.record import read_records
 from benchmarks.table_parts import Record, Row, row_of, setting, versions
@@ -36,7 +36,7 @@ def document_tables() -> str:
 def recipe_table() -> str:
     """Return what each part of the recipe is worth, by the latest record."""
     record = _latest()
-    table = _table(record, ["contains", DEBIAN], _quality, (LOCAL, *WITHOUT, *POOLED))
+    table = _table(record, ["contains", DEBIAN], _quality, (LOCAL, *PARTS))
     return f"*contains*, F1 (average precision), {setting(record)}:\n\n{table}"
 
 

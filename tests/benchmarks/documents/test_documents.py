@@ -163,7 +163,13 @@ RECIPE = Recipe(seconds=0.6, stages=((0.5, 64), (0.5, 256)), min_tokens=48,
 def test_lengths_grow_by_stage(data: Data, tasks: dict[str, Task]) -> None:
     draw = partial(tasks["contains"].draw, data.parts["train"])
     dice, recipe = np.random.default_rng(0), Recipe()
-    for progress, greatest in ((0.0, 512), (0.69, 512), (0.7, 2_048), (0.89, 2_048), (0.95, 8_192)):
+    for progress, greatest in (
+        (0.0, 256),
+        (0.39, 256),
+        (0.4, 1_024),
+        (0.89, 4_096),
+        (0.95, 16_384),
+    ):
         batches = [draw_batch(draw, recipe, progress, dice) for _ in range(40)]
         lengths = [len(batch[0].ids) for batch in batches]
         assert recipe.min_tokens <= min(lengths) < max(lengths) / 2 <= greatest / 2 < max(lengths)
