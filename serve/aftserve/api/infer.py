@@ -9,6 +9,8 @@ from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Query, Request, Response, params
 from fastapi.exceptions import RequestValidationError
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 
 from aftexport.errors import AftexportError, InputError
 from aftserve.api.document_answers import (
@@ -97,7 +99,13 @@ EvidenceSpans = Annotated[
         f"or with `explain` or `evidence_check` for up to {DEFAULT_SPANS} passages.",
     ),
 ]
-EvidenceTokens = Annotated[int, Query(ge=1, description="Maximum tokens of a passage.")]
+EvidenceTokens = Annotated[
+    Annotated[int, Field(ge=1)] | SkipJsonSchema[None],
+    Query(
+        description=f"Maximum tokens of a passage, {SPAN_TOKENS} by default. It needs `evidence`, "
+        "`explain` or `evidence_check`.",
+    ),
+]
 EvidenceCheck = Annotated[
     int,
     Query(
@@ -151,7 +159,7 @@ def create_router(guards: Sequence[params.Depends]) -> APIRouter:
         outputs: Outputs,
         deadline_seconds: DeadlineSeconds = None,
         evidence: EvidenceSpans = 0,
-        evidence_tokens: EvidenceTokens = SPAN_TOKENS,
+        evidence_tokens: EvidenceTokens = None,
         evidence_check: EvidenceCheck = 0,
     ) -> Response:
         """Classify one document, or several.
@@ -164,7 +172,8 @@ def create_router(guards: Sequence[params.Depends]) -> APIRouter:
         answer for one document is streamed as lines: the document, the answers for its tokens in
         parts, and `{"complete": true}`.
         """
-        options = AnswerOptions(evidence, explain, outputs, evidence_tokens, evidence_check)
+        tokens = evidence_tokens or 0
+        options = AnswerOptions(evidence, explain, outputs, tokens, evidence_check)
         return await _answer(request, service, options, deadline_seconds)
 
     return router
@@ -311,7 +320,7 @@ async def _classify_line(request: Request, line: bytes, classify: _Classify) -> 
     try:
         with document_failures(RequestValidationError):
             content = await parse_json(request, line)
-            parsed = checked(content, DocumentRequest, {})
+            parsed = checked(content, DocumentRequest, {}, request)
             del content  # an answer needs only the document
             (answer,) = await classify([parsed.document], given=[parsed.inputs or {}])
             return await complete_json(answer, models_of(request).shared.turns) + b"\n"

@@ -40,6 +40,7 @@ from aftserve.api.open_inference.schemas import (
     ServerMetadata,
 )
 from aftserve.api.request_body import body_schema, parse_json, receive
+from aftserve.api.request_checks import check_query
 from aftserve.model.documents import DocumentAnswer
 from aftserve.observability.metrics import InferenceStats, TotalTime
 from aftserve.serving.repository import ModelRepository
@@ -88,7 +89,7 @@ def _server_router() -> APIRouter:
         tags=["Open Inference Protocol"], dependencies=OPEN, responses={404: _PROBLEMS[404]}
     )
 
-    @router.get(_ROOT)
+    @router.get(_ROOT, dependencies=[Depends(check_query)])
     async def server() -> ServerMetadata:
         """The server."""
         return describe_server(_EXTENSIONS)
