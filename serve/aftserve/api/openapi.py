@@ -100,7 +100,8 @@ def _put_limits(described: Schema, classifier: Classifier) -> None:
     if classifier.takes_bytes:
         content[BYTES] = {"schema": {"type": "string", "format": "binary", "minLength": 1}}
     values = {"outputs": [*manifest.heads], "explain": choices(manifest)}
-    for parameter in described["paths"]["/infer"]["post"]["parameters"]:
+    operations = (one for path in described["paths"].values() for one in path.values())
+    for parameter in (one for each in operations for one in each.get("parameters", ())):
         if (named := values.get(parameter["name"])) is not None:
             _name_values(parameter["schema"], named)
 

@@ -17,7 +17,7 @@ from aftserve.api.document_answers import (
     run_until_disconnect,
 )
 from aftserve.api.error_responses import GUARDED, responses
-from aftserve.api.model_choice import OPEN, read_and_answer, readiness, requested, visible
+from aftserve.api.model_choice import OPEN, NamedModel, read_and_answer, readiness, visible
 from aftserve.api.open_inference import messages
 from aftserve.api.open_inference.columns import OutputNames
 from aftserve.api.open_inference.descriptions import (
@@ -213,10 +213,6 @@ def _infer_router(
     return router
 
 
-async def _named(request: Request, name: str) -> Service:
-    return await requested(request, name)
-
-
 async def _check_version(name: str, version: str) -> None:
     check_version(name, version)
 
@@ -305,10 +301,6 @@ def _statistics_of(stats: InferenceStats, name: str, version: str) -> ModelStati
 
 def _duration(total: TotalTime) -> StatisticDuration:
     return StatisticDuration(count=total.count, ns=round(total.seconds * 1e9))
-
-
-NamedModel = Annotated[Service, Depends(_named)]
-"""The model that the path names after ``/v2/models``. The checks of the router come before it."""
 
 
 def _statistics(service: Service) -> ModelStatistics:
