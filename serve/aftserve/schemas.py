@@ -438,6 +438,7 @@ class Info(BaseModel):
     """The server, its model and its limits."""
 
     version: str
+    name: str = Field(description="Name of the model.")
     bundle: str = Field(description="Digest of the active bundle's manifest.")
     loaded: datetime
     last_reload: Reload | None
