@@ -21,7 +21,7 @@ from aftexport.system.process import collection_paused
 from aftserve.api.json_steps import parse_in_steps, text_bytes, too_many_entries
 from aftserve.api.model_choice import models_of
 from aftserve.api.request_checks import place_of_option
-from aftserve.errors import ClientGoneError, RefusedError
+from aftserve.errors import ClientGoneError, RefusedError, utf8_remedy
 from aftserve.http.body_limits import CODINGS, IDENTITY, BodyTooLargeError, coding_of
 from aftserve.model.classifier import PIECE_CHARACTERS, Classifier
 from aftserve.model.feature_tokens import FeatureSpace, FeatureTokens, FeatureWriter
@@ -287,7 +287,8 @@ def _decoded(decoder: codecs.IncrementalDecoder, content: bytes, *, final: bool 
     try:
         return decoder.decode(content, final)
     except UnicodeDecodeError as error:
-        raise InputError(f"The text is not UTF-8: {error}.", "Send UTF-8.") from None
+        problem = f"The text is not UTF-8: {error.reason}."
+        raise InputError(problem, utf8_remedy(error.object)) from None
 
 
 def _one_of(*kinds: str) -> str:
