@@ -10,6 +10,8 @@ ADAPTERS = {
     "tei": "aftserve.api.adapters.tei:create",
     "models": "aftserve.api.adapters.models:create",
     "decisions": "aftserve.api.adapters.decisions:create",
+    "kserve": "aftserve.api.adapters.platforms:create_kserve",
+    "sagemaker": "aftserve.api.adapters.platforms:create_sagemaker",
 }
 """The callable of each adapter, by its name."""
 NO_ADAPTER = "none"

@@ -31,10 +31,10 @@ def create_app(
     app = _application(models, key_file)
     app.state.models = models
     keys = key_file.keys if key_file is not None else None
-    _add_middleware(app, models, replica=replica)
     guards = _guards(models.settings, keys)
     adapters = create_adapters(models, guards)
     parts = adapters.values()
+    _add_middleware(app, models, [path for one in parts for path in one.probes], replica=replica)
     handle_problems(app, {path: body for one in parts for path, body in one.error_bodies.items()})
     describers = [one.describe for one in parts if one.describe is not None]
     app.include_router(openapi.create_router(app, describers))
@@ -85,7 +85,9 @@ def _application(models: ModelRepository, key_file: KeyFile | None) -> FastAPI:
     )
 
 
-def _add_middleware(app: FastAPI, models: ModelRepository, *, replica: bool) -> None:
+def _add_middleware(
+    app: FastAPI, models: ModelRepository, probes: Sequence[str], *, replica: bool
+) -> None:
     """Add the middleware; the last one added sees a request first."""
     settings = models.settings
     app.add_middleware(PanicMiddleware)
@@ -100,7 +102,7 @@ def _add_middleware(app: FastAPI, models: ModelRepository, *, replica: bool) -> 
         AccessLogMiddleware,
         responses=models.shared.metrics.responses,
         names=not replica,
-        probes={*operations.PROBES, *open_inference.PROBES},
+        probes={*operations.PROBES, *open_inference.PROBES, *probes},
     )
     if settings.cors_origins:
         app.add_middleware(

@@ -29,6 +29,22 @@ def document_failures(*expected: type[Exception]) -> Iterator[None]:
         ) from error
 
 
+_OTHER_FILES = {
+    b"%PDF-": "Extract the text of the PDF document first, for example by pdftotext.",
+    b"PK\x03\x04": "Save the document, such as a .docx file, as plain text first.",
+    b"\xd0\xcf\x11\xe0": "Save the Office document as plain text first.",
+    b"\xff\xfe": "Convert it: iconv -f utf-16 -t utf-8.",
+    b"\xfe\xff": "Convert it: iconv -f utf-16 -t utf-8.",
+}
+"""How to get the text of a file that is not UTF-8, by its first bytes."""
+
+
+def utf8_remedy(content: bytes) -> str:
+    """Return how to make text in UTF-8 of bytes that are not."""
+    found = (remedy for mark, remedy in _OTHER_FILES.items() if content.startswith(mark))
+    return next(found, "Convert it to UTF-8: iconv -f latin1 -t utf-8 does so for Latin-1.")
+
+
 class DocumentTooLongError(InputError):
     """A document is over a limit of this server; it is refused, never cut."""
 

@@ -25,7 +25,7 @@ from aftserve.model.answers import Answer
 from aftserve.model.documents import TokenizedDocument, document_answer
 from aftserve.model.evidence import add_evidence, check
 from aftserve.model.evidence import explain as explain_answer
-from aftserve.model.wanted import MAX_CHECKS, AnswerOptions
+from aftserve.model.wanted import MAX_CHECKS, SPAN_TOKENS, AnswerOptions
 from aftserve.schemas import DocumentResult, Timings
 from aftserve.settings import Policy, Settings
 
@@ -271,7 +271,8 @@ def _options(
         raise UsageError(
             f"evidence_check must be from 0 to {MAX_CHECKS}, got {checks}.", "Give 0 for none."
         )
-    return AnswerOptions(evidence, _listed(explain), _listed(outputs), tokens, checks)
+    given = tokens if tokens != SPAN_TOKENS else 0
+    return AnswerOptions(evidence, _listed(explain), _listed(outputs), given, checks)
 
 
 def _listed(names: Names) -> Sequence[str]:

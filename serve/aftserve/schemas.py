@@ -1,6 +1,6 @@
 """JSON objects of the HTTP interface."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
@@ -58,6 +58,38 @@ TokenIds = Annotated[
 Rows = Annotated[list[Any], ARRAY_OR_LIST]
 
 
+def _axes(*axes: str, is_entry: bool = False) -> Callable[[Any], Any]:
+    """Return a check of the brackets of a list with these axes, or of one of its entries."""
+
+    def check(given: Any) -> Any:
+        if given is None:
+            return given
+        levels, inner = int(is_entry), given
+        while isinstance(inner, list) and inner:
+            levels, inner = levels + 1, inner[0]
+        levels += np.ndim(inner) if isinstance(inner, list | np.ndarray) else 0
+        missing = len(axes) - levels
+        # An empty list has no axes that could be missing.
+        if missing < 0 or (missing and np.size(inner)):
+            raise ValueError(
+                f"expected {_count(len(axes))} of brackets, [{', '.join(axes)}], got {levels}; "
+                f"{'add' if missing > 0 else 'remove'} {_count(abs(missing))}"
+            )
+        return given
+
+    return check
+
+
+def _count(levels: int) -> str:
+    return "one level" if levels == 1 else f"{levels} levels"
+
+
+_DocumentIds = Annotated[TokenIds, BeforeValidator(_axes("documents", "tokens", is_entry=True))]
+_DocumentRows = Annotated[
+    Rows, BeforeValidator(_axes("documents", "tokens", "features", is_entry=True))
+]
+
+
 class InferRequest(BaseModel):
     """Documents to classify, in exactly one of the four forms."""
 
@@ -65,14 +97,14 @@ class InferRequest(BaseModel):
 
     text: str | None = Field(None, description="One document; the answer is one object.")
     texts: list[str] | None = Field(None, description="Documents.", min_length=1, fail_fast=True)
-    input_ids: list[TokenIds] | None = Field(
+    input_ids: list[_DocumentIds] | None = Field(
         None,
         description="Tokenized documents, each of its own length.",
         min_length=1,
         fail_fast=True,
     )
 
-    input_features: list[Rows] | None = Field(
+    input_features: list[_DocumentRows] | None = Field(
         None,
         description="Documents of features, a list of numbers for each token.",
         min_length=1,
@@ -127,6 +159,10 @@ class DocumentRequest(BaseModel):
 
     _whole_ids = field_validator("input_ids", mode="before")(_convert_whole_floats)
     _array_of_ids = field_validator("input_ids", mode="wrap")(_check_array)
+    _axes_of_ids = field_validator("input_ids", mode="before")(_axes("tokens"))
+    _axes_of_features = field_validator("input_features", mode="before")(
+        _axes("tokens", "features")
+    )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -402,6 +438,7 @@ class Info(BaseModel):
     """The server, its model and its limits."""
 
     version: str
+    name: str = Field(description="Name of the model.")
     bundle: str = Field(description="Digest of the active bundle's manifest.")
     loaded: datetime
     last_reload: Reload | None

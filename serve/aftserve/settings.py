@@ -101,7 +101,7 @@ class Settings(BaseSettings):
         cli_prog_name="aftserve",
         cli_kebab_case=True,
         cli_implicit_flags=True,
-        cli_hide_none_type=True,
+        cli_exit_on_error=False,
         protected_namespaces=(),
     )
 
@@ -109,8 +109,7 @@ class Settings(BaseSettings):
         [Path()],
         min_length=1,
         description="folders written by aftexport, or folders of such folders, all of which SIGHUP "
-        "reads again; or one of the commands key, batch, deploy and health, each with its own "
-        "--help",
+        "reads again",
     )
     config: Location | None = Field(None, description="a TOML file of these settings")
     host: Annotated[list[str], NoDecode] = Field(
@@ -430,7 +429,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def read(cls, arguments: Sequence[str]) -> Self:
-        """Read the settings; ``--help`` and unknown flags end the process."""
+        """Read the settings of a command line; UsageError if one cannot be used."""
         check_variables(cls.model_fields)
         check_flags(arguments, cls.model_fields)
         flags, bundles = split_words(arguments, cls.model_fields)
@@ -441,7 +440,8 @@ class Settings(BaseSettings):
         except ValidationError as error:
             raise explain(error, cls.model_fields, ModelSettings.model_fields) from error
         except SettingsError as error:
-            raise UsageError(f"{error}.", "See aftserve --help.") from error
+            problem = str(error).removeprefix("error parsing CLI: ")
+            raise UsageError(f"{problem}.", "See aftserve --help.") from error
 
 
 def _absolute(settings: BaseModel) -> dict[str, Path]:

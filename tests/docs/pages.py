@@ -24,6 +24,7 @@ NOT_RUN = {
     "kubernetes": "needs a cluster",
     "make": "is a target of the Makefile, which takes minutes",
     "minutes": "takes minutes",
+    "mlflow": "needs MLflow",
     "picture": "writes a picture of this documentation",
     "proxy": "needs a proxy",
     "tritonserver": "needs Triton's server",

@@ -196,6 +196,17 @@ def as_json(served: Served, form: str) -> list[Heads]:
     return [heads_of(one) for one in served.infer(body).json()["results"]]
 
 
+def as_instances(served: Served) -> list[Heads]:
+    path = f"/v1/models/{served.name}:predict"
+    response = served.post(path, {"instances": served.singles()}, query=served.query)
+    return [heads_of(one) for one in response.json()["predictions"]]
+
+
+def as_invocations(served: Served) -> list[Heads]:
+    responses = [served.post("/invocations", one, query=served.query) for one in served.singles()]
+    return [heads_of(one.json()) for one in responses]
+
+
 def as_single_json(served: Served) -> list[Heads]:
     return [heads_of(served.infer(one).json()) for one in served.singles()]
 
@@ -529,6 +540,8 @@ INTERFACES = {
     ),
     "npy": Interface(as_arrays, is_text=False, models=(*PLAIN, "features")),
     "lines": Interface(as_lines),
+    "instances": Interface(as_instances),
+    "invocations": Interface(as_invocations, models=OF_TEXTS),
     "streamed parts": Interface(as_parts, models=OF_TEXTS),
     "client": Interface(by_client),
     "client lines": Interface(by_client_lines),

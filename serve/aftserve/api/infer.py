@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Protocol
 
-from fastapi import APIRouter, Query, Request, Response, params
+from fastapi import APIRouter, Depends, Query, Request, Response, params
 from fastapi.exceptions import RequestValidationError
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 
 from aftexport.errors import AftexportError, InputError
 from aftserve.api.document_answers import (
@@ -21,7 +23,7 @@ from aftserve.api.document_answers import (
     deadline_of,
     run_until_disconnect,
 )
-from aftserve.api.error_responses import GUARDED, describe, responses, status_of
+from aftserve.api.error_responses import describe, responses, status_of
 from aftserve.api.model_choice import ChosenModel, models_of
 from aftserve.api.request_body import (
     BYTES,
@@ -47,7 +49,6 @@ from aftserve.errors import (
     document_failures,
 )
 from aftserve.http.access_log import add_log_fields
-from aftserve.http.clients import LoopTurns
 from aftserve.model.answers import InlineTokens
 from aftserve.model.documents import DocumentAnswer
 from aftserve.model.wanted import DEFAULT_SPANS, MAX_CHECKS, MAX_NAMES, SPAN_TOKENS, AnswerOptions
@@ -86,7 +87,6 @@ _NPY_SCHEMA: dict[str, Any] = {
     "description": "A file of numpy.save.",
 }
 _LINES_CONTENT = dict.fromkeys(LINES_TYPES, _LINES_SCHEMA)
-_INFER = body_schema(InferRequest, **{TEXT: TEXT_SCHEMA, NPY: _NPY_SCHEMA}, **_LINES_CONTENT)
 _LINES_RESPONSE = {"content": {kind: {"schema": schema} for kind, schema in _LINES_CONTENT.items()}}
 EvidenceSpans = Annotated[
     int,
@@ -97,7 +97,13 @@ EvidenceSpans = Annotated[
         f"or with `explain` or `evidence_check` for up to {DEFAULT_SPANS} passages.",
     ),
 ]
-EvidenceTokens = Annotated[int, Query(ge=1, description="Maximum tokens of a passage.")]
+EvidenceTokens = Annotated[
+    Annotated[int, Field(ge=1)] | SkipJsonSchema[None],
+    Query(
+        description=f"Maximum tokens of a passage, {SPAN_TOKENS} by default. It needs `evidence`, "
+        "`explain` or `evidence_check`.",
+    ),
+]
 EvidenceCheck = Annotated[
     int,
     Query(
@@ -131,52 +137,55 @@ Outputs = Annotated[
 ]
 
 
+async def _options(
+    explain: Explain,
+    outputs: Outputs,
+    evidence: EvidenceSpans = 0,
+    evidence_tokens: EvidenceTokens = None,
+    evidence_check: EvidenceCheck = 0,
+) -> AnswerOptions:
+    return AnswerOptions(evidence, explain, outputs, evidence_tokens or 0, evidence_check)
+
+
+Options = Annotated[AnswerOptions, Depends(_options)]
+"""The options in the query of a request."""
+
+
 def create_router(guards: Sequence[params.Depends]) -> APIRouter:
     """Build the endpoint."""
-    problems = responses(Problem)
-    router = APIRouter(
-        dependencies=guards, responses={status: problems[status] for status in GUARDED}
-    )
-
-    @router.post(
-        "/infer",
-        response_model=DocumentResult | InferResponse,
-        responses={**problems, 200: _LINES_RESPONSE},
-        openapi_extra=_INFER,
-    )
-    async def infer(
-        request: Request,
-        service: ChosenModel,
-        explain: Explain,
-        outputs: Outputs,
-        deadline_seconds: DeadlineSeconds = None,
-        evidence: EvidenceSpans = 0,
-        evidence_tokens: EvidenceTokens = SPAN_TOKENS,
-        evidence_check: EvidenceCheck = 0,
-    ) -> Response:
-        """Classify one document, or several.
-
-        JSON has `text`, or `texts`, `input_ids` or `input_features` of several. Plain text is one
-        document, and so are raw bytes for a model of bytes, and a .npy file of token ids or
-        features for other models. In newline-delimited JSON each line has `text`, `input_ids` or
-        `input_features`, and gets a line of the answer. `inputs` has the extra inputs of a model by
-        name, of each document. With `Accept: application/x-ndjson`, the
-        answer for one document is streamed as lines: the document, the answers for its tokens in
-        parts, and `{"complete": true}`.
-        """
-        options = AnswerOptions(evidence, explain, outputs, evidence_tokens, evidence_check)
-        return await _answer(request, service, options, deadline_seconds)
-
+    router = APIRouter(dependencies=guards)
+    router.add_api_route("/infer", infer, methods=["POST"], **INFER)
     return router
 
 
-async def _answer(
-    request: Request, service: Service, options: AnswerOptions, deadline_seconds: float | None
+INFER: dict[str, Any] = {
+    "response_model": DocumentResult | InferResponse,
+    "responses": {**responses(Problem), 200: _LINES_RESPONSE},
+    "openapi_extra": body_schema(
+        InferRequest, **{TEXT: TEXT_SCHEMA, NPY: _NPY_SCHEMA}, **_LINES_CONTENT
+    ),
+}
+"""The description of ``infer`` as a route."""
+
+
+async def infer(
+    request: Request,
+    service: ChosenModel,
+    options: Options,
+    deadline_seconds: DeadlineSeconds = None,
 ) -> Response:
-    """Return the answer to a request."""
+    """Classify one document, or several.
+
+    JSON has `text`, or `texts`, `input_ids` or `input_features` of several. Plain text is one
+    document, and so are raw bytes for a model of bytes, and a .npy file of token ids or
+    features for other models. In newline-delimited JSON each line has `text`, `input_ids` or
+    `input_features`, and gets a line of the answer. `inputs` has the extra inputs of a model by
+    name, of each document. With `Accept: application/x-ndjson`, the
+    answer for one document is streamed as lines: the document, the answers for its tokens in
+    parts, and `{"complete": true}`.
+    """
     service.check_open()
-    wanted = options.wanted(service.active.bundle.manifest)  # before the body is read
-    tokens = InlineTokens(explained=len(wanted.explained))
+    tokens = inline_tokens(service, options)  # before the body is read
     deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
     kind = media_type(request)
     if kind in LINES_TYPES:
@@ -201,17 +210,34 @@ async def _answer(
     )
     if accepted is not None:
         return PartsResponse(answer_lines(answers[0], deadline), accepted)
-    building = _respond(answers, service.shared.turns, is_one=body.is_one)
-    return await run_until_disconnect(building, request.receive, deadline)
+    field = None if body.is_one else "results"
+    return await respond(request, service, answers, deadline, field=field)
 
 
-async def _respond(
-    answers: Sequence[DocumentAnswer], turns: LoopTurns, *, is_one: bool
+def inline_tokens(service: Service, options: AnswerOptions) -> InlineTokens:
+    """Return the answers for tokens in one JSON object; InputError for unknown options."""
+    wanted = options.wanted(service.active.bundle.manifest)
+    return InlineTokens(explained=len(wanted.explained))
+
+
+async def respond(
+    request: Request,
+    service: Service,
+    answers: Sequence[DocumentAnswer],
+    deadline: float,
+    *,
+    field: str | None,
 ) -> Response:
-    """Return a response; answers for tokens are in memory for one document at a time."""
-    contents = [await complete_json(answer, turns) for answer in answers]
-    content = contents[0] if is_one else b'{"results":[' + b",".join(contents) + b"]}"
-    return Response(content, media_type=JSON)
+    """Return one JSON object: with the answers in a field, or the only answer without one."""
+
+    async def build() -> Response:
+        # Answers for tokens are in memory for one document at a time.
+        contents = [await complete_json(answer, service.shared.turns) for answer in answers]
+        joined = b",".join(contents)
+        content = joined if field is None else b'{"%b":[%b]}' % (field.encode(), joined)
+        return Response(content, media_type=JSON)
+
+    return await run_until_disconnect(build(), request.receive, deadline)
 
 
 @dataclass(frozen=True)
@@ -311,7 +337,7 @@ async def _classify_line(request: Request, line: bytes, classify: _Classify) -> 
     try:
         with document_failures(RequestValidationError):
             content = await parse_json(request, line)
-            parsed = checked(content, DocumentRequest, {})
+            parsed = checked(content, DocumentRequest, {}, request)
             del content  # an answer needs only the document
             (answer,) = await classify([parsed.document], given=[parsed.inputs or {}])
             return await complete_json(answer, models_of(request).shared.turns) + b"\n"

@@ -118,6 +118,14 @@ async def requested(request: Request, name: str | None) -> Service:
     return _noted(request, named_in(visible(request), name))
 
 
+async def _named(request: Request, name: str) -> Service:
+    return await requested(request, name)
+
+
+NamedModel = Annotated[Service, Depends(_named)]
+"""The model that the rest of a path names. The checks of the router come before it."""
+
+
 def _noted(request: Request, service: Service) -> Service:
     """Return a model that the request holds, and whose name counts the response."""
     request.state.model = service.name

@@ -5,7 +5,7 @@ from copy import deepcopy
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
@@ -21,6 +21,7 @@ from aftserve.api.request_body import (
     put_body,
     several,
 )
+from aftserve.api.request_checks import check_query
 from aftserve.model.classifier import Classifier
 from aftserve.model.wanted import MAX_NAMES, choices
 from aftserve.schemas import DocumentRequest, InferRequest
@@ -32,7 +33,7 @@ def create_router(app: FastAPI, describers: Sequence[Describe]) -> APIRouter:
     """Build the endpoint of the OpenAPI document, which needs no API key."""
     # The document has the limits of the model of the request's path, also after a reload, and none
     # without such a model. ``describers`` put them into the parts of the adapters.
-    router = APIRouter(include_in_schema=False, dependencies=OPEN)
+    router = APIRouter(include_in_schema=False, dependencies=[*OPEN, Depends(check_query)])
     # No key is needed, so repeated requests must stay cheap. By the name in the path, a classifier
     # has at most two documents: below its name, and that without a name.
     documents: WeakKeyDictionary[object, dict[str | None, tuple[Sequence[str], Schema]]]
@@ -99,7 +100,8 @@ def _put_limits(described: Schema, classifier: Classifier) -> None:
     if classifier.takes_bytes:
         content[BYTES] = {"schema": {"type": "string", "format": "binary", "minLength": 1}}
     values = {"outputs": [*manifest.heads], "explain": choices(manifest)}
-    for parameter in described["paths"]["/infer"]["post"]["parameters"]:
+    operations = (one for path in described["paths"].values() for one in path.values())
+    for parameter in (one for each in operations for one in each.get("parameters", ())):
         if (named := values.get(parameter["name"])) is not None:
             _name_values(parameter["schema"], named)
 

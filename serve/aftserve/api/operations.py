@@ -143,6 +143,7 @@ def _describe(service: Service) -> Info:
     precisions = Counter(node.precision for node in manifest.node_precisions)
     return Info(
         version=__version__,
+        name=service.name,
         bundle=active.bundle.digest,
         loaded=active.since,
         last_reload=service.reloader.last,

@@ -20,7 +20,8 @@ from aftexport.errors import InputError
 from aftexport.system.process import collection_paused
 from aftserve.api.json_steps import parse_in_steps, text_bytes, too_many_entries
 from aftserve.api.model_choice import models_of
-from aftserve.errors import ClientGoneError, RefusedError
+from aftserve.api.request_checks import place_of_option
+from aftserve.errors import ClientGoneError, RefusedError, utf8_remedy
 from aftserve.http.body_limits import CODINGS, IDENTITY, BodyTooLargeError, coding_of
 from aftserve.model.classifier import PIECE_CHARACTERS, Classifier
 from aftserve.model.feature_tokens import FeatureSpace, FeatureTokens, FeatureWriter
@@ -79,7 +80,7 @@ async def read_json(
             else "Send JSON, and name it in the Content-Type header.",
         )
     content = await parse_json(request, await receive(request), max_entries)
-    return checked(content, model, max_entries)
+    return checked(content, model, max_entries, request)
 
 
 async def read_text(request: Request, classifier: Classifier) -> str:
@@ -220,7 +221,9 @@ async def parse_json(
         raise InputError(f"The body is not JSON: {error}.", remedy) from None
 
 
-def checked(content: Any, model: type[Model], max_entries: Mapping[str, int]) -> Model:
+def checked(
+    content: Any, model: type[Model], max_entries: Mapping[str, int], request: Request
+) -> Model:
     """Check the value of a body; see ``read_json``."""
     # The error names only the first fault, because a list of all faults of a hostile body would
     # take minutes and gigabytes.
@@ -233,7 +236,8 @@ def checked(content: Any, model: type[Model], max_entries: Mapping[str, int]) ->
     entries = dict[str, Any]()
     for name, value in content.items():
         if name not in model.model_fields:
-            raise InputError(f"Expected a known field, got {name[:100]!r}.", f"Fields are {known}.")
+            remedy = place_of_option(request, name, value) or f"Fields are {known}."
+            raise InputError(f"Expected a known field, got {name[:100]!r}.", remedy)
         is_list = isinstance(value, list | np.ndarray)
         if is_list and len(value) > max_entries.get(name, math.inf):
             is_flat = isinstance(value[0], int | np.number)
@@ -283,7 +287,8 @@ def _decoded(decoder: codecs.IncrementalDecoder, content: bytes, *, final: bool 
     try:
         return decoder.decode(content, final)
     except UnicodeDecodeError as error:
-        raise InputError(f"The text is not UTF-8: {error}.", "Send UTF-8.") from None
+        problem = f"The text is not UTF-8: {error.reason}."
+        raise InputError(problem, utf8_remedy(error.object)) from None
 
 
 def _one_of(*kinds: str) -> str:

@@ -7,7 +7,8 @@ read the answer, unless its own host name resolves to this server (DNS rebinding
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import IPv6Address, ip_address
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+from urllib.parse import urlencode
 
 from fastapi import Request
 from fastapi.dependencies.models import Dependant
@@ -21,6 +22,8 @@ _HOST = re.compile(r"(\[[^\[\]]+\]|[^\s\[\]:/@?#]+)(?::(\d{0,5}))?", re.ASCII)
 _ORIGIN = re.compile(rf"(?P<scheme>https?)://(?P<host>{_HOST.pattern})", re.ASCII | re.IGNORECASE)
 _PORTS = {"http": 80, "https": 443}
 _ALL_ADDRESSES = {"0.0.0.0", "::"}
+_MAX_SHOWN_CHARACTERS = 100
+"""Maximum length of a value of a body that an error repeats."""
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _OWN_SITES = ("same-origin", "none")
 """Values of Sec-Fetch-Site for a page of this server, and for a request by the user."""
@@ -142,8 +145,7 @@ async def check_query(request: Request) -> None:
     """Check that the endpoint of a request has its query parameters."""
     if not request.query_params:
         return
-    route: APIRoute = request.scope["route"]
-    known = _query_names(route.dependant)
+    known = _names(request, "query_params")
     for name in request.query_params:
         if name not in known:
             likely = nearest(name, known)
@@ -151,10 +153,27 @@ async def check_query(request: Request) -> None:
             raise InputError(f"Expected {_listed(known)}, got {name[:100]!r}.", remedy)
 
 
-def _query_names(dependant: Dependant) -> list[str]:
-    """Return the query parameters of an endpoint and of its checks."""
-    own = [one.alias for one in dependant.query_params]
-    return own + [name for one in dependant.dependencies for name in _query_names(one)]
+def place_of_option(request: Request, name: str, value: object) -> str | None:
+    """Return how to send a field of a body that is a query parameter or a header; else None."""
+    if name in _names(request, "query_params"):
+        is_short = isinstance(value, int | str) and len(str(value)) <= _MAX_SHOWN_CHARACTERS
+        query = urlencode({name: value}) if is_short else f"{name}=VALUE"
+        return f"Put it into the address: ?{query}."
+    for header in _names(request, "header_params"):
+        if header.lower() == name.lower().replace("_", "-"):
+            return f"Send it as the header {header}."
+    return None
+
+
+def _names(request: Request, kind: Literal["query_params", "header_params"]) -> list[str]:
+    """Return the names of the parameters of an endpoint and of its checks."""
+
+    def collected(dependant: Dependant) -> list[str]:
+        own = [one.alias for one in getattr(dependant, kind)]
+        return own + [name for one in dependant.dependencies for name in collected(one)]
+
+    route: APIRoute = request.scope["route"]
+    return collected(route.dependant)
 
 
 def _listed(known: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 
 from aftexport.errors import AftexportError, InputError, UsageError
-from aftserve.errors import DocumentTooLongError
+from aftserve.errors import DocumentTooLongError, utf8_remedy
 
 ROWS = 256
 """Documents of a block. An actor takes one block at a time, and repeats it after a restart."""
@@ -236,7 +236,9 @@ def _read(path: Path, max_characters: int) -> str | AftexportError:
     except OSError as error:
         return InputError(f"The file cannot be read ({error.strerror}).", "Check it.")
     except UnicodeDecodeError as error:
-        return InputError(f"The file is not UTF-8 at byte {error.start}.", "Convert it.")
+        return InputError(
+            f"The file is not UTF-8 at byte {error.start}.", utf8_remedy(error.object)
+        )
 
 
 def _check_all_is_parquet(place: Path, files: Sequence[Path]) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 
 from rich.console import Console
 
@@ -44,6 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return command(words[1:])
         if words:
             check_command(words[0], {*COMMANDS, _SERVE}, "aftserve", "a bundle")
+        if {"-h", "--help"} & {*takewhile("--".__ne__, words)}:
+            from aftserve.cli.setting_help import print_help
+
+            print_help()
+            return 0
         from aftserve.settings import Settings
 
         settings = Settings.read(words)

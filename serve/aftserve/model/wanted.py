@@ -73,13 +73,23 @@ class AnswerOptions:
     spans: int = 0
     explain: Sequence[str] = ()  # labels, values or heads; empty for the largest logit of the first
     outputs: Sequence[str] = ()  # names of heads; empty for all
-    span_tokens: int = SPAN_TOKENS  # maximum of a passage
+    span_tokens: int = 0  # maximum of a passage; 0 for SPAN_TOKENS
     checks: int = 0  # passages of each logit whose document runs again without them
 
     def __post_init__(self) -> None:
-        """Replace 0 spans of chosen or checked logits, and checks of more passages than those."""
+        """Replace 0 spans of chosen or checked logits, and checks of more passages than those.
+
+        Raises:
+            InputError: if passages have a maximum, and the answer has none.
+        """
         if (self.explain or self.checks) and not self.spans:
             object.__setattr__(self, "spans", DEFAULT_SPANS)
+        if self.span_tokens and not self.spans:
+            raise InputError(
+                "Expected evidence, explain or evidence_check beside evidence_tokens, got none.",
+                "Add evidence, such as evidence=3, or leave evidence_tokens out.",
+            )
+        object.__setattr__(self, "span_tokens", self.span_tokens or SPAN_TOKENS)
         object.__setattr__(self, "checks", min(self.checks, self.spans))
 
     def wanted(self, manifest: Manifest) -> Wanted:

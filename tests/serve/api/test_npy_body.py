@@ -101,7 +101,8 @@ def test_protocol_refuses_other_tensors(address: str, tensor: dict[str, Any], sa
         ([[1, 2, 3, False]], "Token 0 must hold only numbers"),
         ([[1, 2, 3, 1e39]], "got 1e+39 for the feature 'depth' of token 0"),
         ([[1, 2, 3, 10**400]], "outside the range of float32"),
-        ([1, 2], "This model takes input_features, got input_ids"),
+        ([1, 2], "3 levels of brackets, [documents, tokens, features], got 2; add one level"),
+        ([[[1, 2]]], "got 4; remove one level"),
         ([], "no tokens"),
     ],
 )

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from clients import http, metric
+from fastapi import Request
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from servers import serving
 
@@ -213,19 +215,22 @@ class Question(BaseModel):
     words: list[str]
 
 
+REQUEST = Request({"type": "http", "route": APIRoute("/", lambda: None)})
+
+
 def test_list_limit_is_exact() -> None:
-    assert checked({"words": ["a", "b"]}, Question, {"words": 2}).words == ["a", "b"]
+    assert checked({"words": ["a", "b"]}, Question, {"words": 2}, REQUEST).words == ["a", "b"]
     with pytest.raises(DocumentTooLongError, match="words must have at most 2 entries, got 3"):
-        checked({"words": ["a", "b", "c"]}, Question, {"words": 2})
+        checked({"words": ["a", "b", "c"]}, Question, {"words": 2}, REQUEST)
 
 
 def test_error_names_only_first_fault() -> None:
     with pytest.raises(InputError, match="'k0'") as refusal:
-        checked({"k0": 1, "k1": 1}, InferRequest, {})
+        checked({"k0": 1, "k1": 1}, InferRequest, {}, REQUEST)
     assert "k1" not in str(refusal.value)
 
 
 def test_error_shortens_long_field_name() -> None:
     with pytest.raises(InputError) as refusal:
-        checked({"a" * 10_000: 1}, InferRequest, {})
+        checked({"a" * 10_000: 1}, InferRequest, {}, REQUEST)
     assert len(str(refusal.value)) < 300

@@ -56,6 +56,10 @@ def test_chunks_may_split_characters(address: str) -> None:
 BAD: list[tuple[bytes, str, int, str]] = [
     *((content, "text/plain", 422, "not UTF-8")
       for content in (b"\xff", b"a\xe5\xa5", b"a" * 70_000 + b"\xff")),
+    (b"%PDF-1.7\n%\xe2\xe3", "text/plain", 422, "by pdftotext"),
+    (b"PK\x03\x04\x14\x00\xff", "text/plain", 422, "such as a .docx file, as plain text"),
+    ("a".encode("utf-16"), "text/plain", 422, "iconv -f utf-16 -t utf-8"),
+    ("ë".encode("latin-1"), "text/plain", 422, "does so for Latin-1"),
     *((b"h\0i\0", f"text/plain; charset={charset}", 415, charset.strip('"').lower())
       for charset in ("utf-16le", "iso-8859-1", '"UTF-16"', "none-such")),
     *((b"a", f"text/plain; {parameter}", 415, "too long")

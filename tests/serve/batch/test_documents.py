@@ -51,6 +51,12 @@ def test_invalid_utf8_fails_one_document() -> None:
     assert "not UTF-8 at byte 1" in str(broken)
 
 
+def test_other_file_gets_remedy(tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_bytes(b"%PDF-1.7\n%\xe2\xe3")
+    (found,) = texts_of(pa.table({"path": [os.fsencode(tmp_path / "a.pdf")]}), 100)
+    assert "Extract the text of the PDF document first" in str(found)
+
+
 def answers(bundle: Path, folder: Path) -> dict[str, Outcome]:
     """Return the outcome of each file of a folder, by its name."""
     settings = Settings.read([str(bundle), "--memory-budget-mib", "1"])

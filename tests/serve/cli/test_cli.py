@@ -1,17 +1,22 @@
 """The command ``aftserve`` before it serves: help, other names, and mistyped words."""
 
+import re
 from pathlib import Path
 
 import onnxruntime
 import pytest
 from commands import assert_refused, run_python
 
+from aftserve.cli import COMMANDS, main
+from aftserve.setting_sources import ONLY_IN_FILE
+from aftserve.settings import Settings
+
 IMPORTED = (
     "import sys\n"
     "from aftserve.cli import main\n"
     "try:\n"
     "    main(sys.argv[1:])\n"
-    "except SystemExit:\n"
+    "finally:\n"
     "    print(*(name for name in sys.modules if '.' not in name), file=sys.stderr)\n"
 )
 HEAVY = {"fastapi", "starlette", "uvicorn", "onnxruntime", "onnx", "numpy", "tokenizers", "loky",
@@ -34,13 +39,26 @@ def test_serve_is_another_name(tmp_path: Path) -> None:
     assert "--max-tokens" in outcomes[0].out
 
 
+def test_help_has_commands_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--port", "80", "-h"]) == 0
+    text = capsys.readouterr().out
+    flags = re.findall(r"^  --([a-z-]+)", text, re.MULTILINE)
+    expected = {*Settings.model_fields} - {"bundles", *ONLY_IN_FILE}
+    assert sorted(flags) == sorted(name.replace("_", "-") for name in expected)
+    places = [text.index(f"\n  {name} ") for name in sorted(COMMANDS)]
+    assert places == sorted(places)
+    assert places[-1] < text.index("--port N")
+    for python in ("Path(", "list[", "null", "None", "int\n", "float", "['"):
+        assert python not in text
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--admin", "key", "alice"), "admin = true"),
         (("--log-level", "key", "--threads=2", "--address", "auto", "deploy", "-h"), "replicas"),
         (("--no-reference-allow-pickle", "batch", "--help"), "usage: aftserve batch"),
-        (("--port", "80", "serve", "--help"), "usage: aftserve [-h]"),
+        (("--port", "80", "serve", "--help"), "usage: aftserve [BUNDLE"),
     ],
 )
 def test_flags_may_precede_command(words: tuple[str, ...], said: str, tmp_path: Path) -> None:

@@ -239,6 +239,52 @@ def test_unknown_query_parameter_is_refused(
     assert problem.endswith(remedy)
 
 
+@pytest.mark.parametrize("path", ["/info", "/openapi.json", "/v2", "/v1/models"])
+def test_description_takes_no_query(client: httpx.Client, path: str) -> None:
+    answer = client.get(path, params={"verbose": "1"})
+    assert (answer.status_code, "no query parameter" in answer.text) == (422, True)
+
+
+def test_size_of_no_passage_is_refused(client: httpx.Client) -> None:
+    answer = client.post("/infer?evidence_tokens=64", json={"text": "a"})
+    assert "Add evidence, such as evidence=3" in assert_client_error(answer, 422)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson"])
+@pytest.mark.parametrize(
+    ("field", "remedy"),
+    [
+        ({"evidence": 3}, "Put it into the address: ?evidence=3."),
+        ({"explain": ["invoice"]}, "Put it into the address: ?explain=VALUE."),
+        ({"deadline_seconds": 3}, "Send it as the header Deadline-Seconds."),
+        ({"evidense": 3}, "Fields are text, "),
+    ],
+)
+def test_option_in_body_gets_its_place(
+    client: httpx.Client, kind: str, field: dict[str, object], remedy: str
+) -> None:
+    body = json.dumps({"text": "a", **field})
+    answer = client.post("/infer", content=body, headers={"content-type": kind})
+    assert remedy in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/infer", {"input_ids": [1, 2]}, "[documents, tokens], got 1; add one level"),
+        ("/infer", {"input_ids": [[1], [[2]]]}, "input_ids.1: expected 2 levels of brackets"),
+        ("/infer", {"input_features": [[1.0, 2.0]]}, "got 2; add one level"),
+        ("/parity", {"input_ids": [[1, 2]]}, "[tokens], got 2; remove one level"),
+        ("/parity", {"input_ids": [[1] * 9] * 9}, "[tokens], got 2; remove one level"),
+        ("/parity", {"input_features": [1.0]}, "[tokens, features], got 1; add one level"),
+    ],
+)
+def test_wrong_brackets_are_counted(
+    client: httpx.Client, path: str, body: dict[str, object], said: str
+) -> None:
+    assert said in assert_client_error(client.post(path, json=body), 422)
+
+
 def test_probes_take_any_query(client: httpx.Client) -> None:
     for path in ("/healthz", "/readyz", "/v2/health/ready"):
         assert client.get(path, params={"verbose": "1"}).status_code == 200

@@ -45,6 +45,8 @@ class Adapter:
     """Makes the JSON of an error; None for that of ``/infer``."""
     describe: Describe | None = None
     """Puts the limits of a model into the OpenAPI document."""
+    probes: Sequence[str] = ()
+    """The paths that a platform asks every few seconds; they are logged at the level of debug."""
 
     @property
     def routes(self) -> list[APIRoute]:

@@ -1,9 +1,10 @@
-"""``GET /v1/models`` in the formats of OpenAI and of TypeSafe.
+"""``GET /v1/models`` in the formats of OpenAI and of TypeSafe, and one model also in KServe's.
 
-Both lists are in one answer, because both have the same address. A client ignores the other list.
+All have the same addresses, so one answer has the fields of each. A client ignores the others.
 
 https://github.com/openai/openai-python (types/model.py)
 https://github.com/typesafe-ai/typesafe-sdk-python (_schemas/models.py)
+https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol
 """
 
 from collections.abc import Sequence
@@ -14,18 +15,20 @@ from pydantic import BaseModel, Field
 
 from aftserve.api.adapters.adapter import Adapter, OpenAIError, error_body
 from aftserve.api.error_responses import GUARDED, responses
-from aftserve.api.model_choice import requested, visible
+from aftserve.api.model_choice import NamedModel, visible
 from aftserve.serving.repository import ModelRepository
 from aftserve.serving.service import Service
 
 
 class Model(BaseModel):
-    """A model, as OpenAI describes one."""
+    """A model, as OpenAI and KServe describe one."""
 
     id: str
     object: Literal["model"] = "model"
     created: int = Field(description="Unix time at which the bundle was loaded.")
     owned_by: Literal["aftserve"] = "aftserve"
+    name: str
+    ready: bool = Field(description="Whether it takes requests.")
 
 
 class ModelMetadata(BaseModel):
@@ -60,15 +63,20 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
         return ModelList(data=[*map(_model, found)], models=[*map(_metadata, found)])
 
     @router.get("/v1/models/{name}", responses={404: problems[404]})
-    async def one_model(request: Request, name: str) -> Model:
+    async def one_model(service: NamedModel) -> Model:
         """One model."""
-        return _model(await requested(request, name))
+        return _model(service)
 
     return Adapter(router, error_body)
 
 
 def _model(service: Service) -> Model:
-    return Model(id=service.name, created=int(service.active.since.timestamp()))
+    return Model(
+        id=service.name,
+        created=int(service.active.since.timestamp()),
+        name=service.name,
+        ready=service.health.ready,
+    )
 
 
 def _metadata(service: Service) -> ModelMetadata:

@@ -124,7 +124,7 @@ def check_unload(parameters: Mapping[str, object]) -> None:
 async def _read(request: Request, model: type[Body]) -> Body:
     """Receive and check a body, which may be empty and of any content type."""
     content = await parse_json(request, await receive(request) or b"{}")
-    return checked(content, model, max_entries={})
+    return checked(content, model, {}, request)
 
 
 def _problems(statuses: Sequence[int]) -> dict[int | str, dict[str, Any]]:

@@ -17,7 +17,7 @@ from aftserve.api.document_answers import (
     run_until_disconnect,
 )
 from aftserve.api.error_responses import GUARDED, responses
-from aftserve.api.model_choice import OPEN, read_and_answer, readiness, requested, visible
+from aftserve.api.model_choice import OPEN, NamedModel, read_and_answer, readiness, visible
 from aftserve.api.open_inference import messages
 from aftserve.api.open_inference.columns import OutputNames
 from aftserve.api.open_inference.descriptions import (
@@ -40,6 +40,7 @@ from aftserve.api.open_inference.schemas import (
     ServerMetadata,
 )
 from aftserve.api.request_body import body_schema, parse_json, receive
+from aftserve.api.request_checks import check_query
 from aftserve.model.documents import DocumentAnswer
 from aftserve.observability.metrics import InferenceStats, TotalTime
 from aftserve.serving.repository import ModelRepository
@@ -88,7 +89,7 @@ def _server_router() -> APIRouter:
         tags=["Open Inference Protocol"], dependencies=OPEN, responses={404: _PROBLEMS[404]}
     )
 
-    @router.get(_ROOT)
+    @router.get(_ROOT, dependencies=[Depends(check_query)])
     async def server() -> ServerMetadata:
         """The server."""
         return describe_server(_EXTENSIONS)
@@ -212,10 +213,6 @@ def _infer_router(
     return router
 
 
-async def _named(request: Request, name: str) -> Service:
-    return await requested(request, name)
-
-
 async def _check_version(name: str, version: str) -> None:
     check_version(name, version)
 
@@ -304,10 +301,6 @@ def _statistics_of(stats: InferenceStats, name: str, version: str) -> ModelStati
 
 def _duration(total: TotalTime) -> StatisticDuration:
     return StatisticDuration(count=total.count, ns=round(total.seconds * 1e9))
-
-
-NamedModel = Annotated[Service, Depends(_named)]
-"""The model that the path names after ``/v2/models``. The checks of the router come before it."""
 
 
 def _statistics(service: Service) -> ModelStatistics:

@@ -3,6 +3,7 @@
 import { byId, element, fill, fillTable, head, number, part, percent, row } from "./elements.js";
 import { showTokens, summaryOf } from "./tokens.js";
 
+const MAX_LISTED = 20; // labels that a sentence lists
 let heads = {}; // the heads of GET /info, by the names of their outputs
 let explainable = []; // the names of the outputs whose labels and values can have evidence
 
@@ -15,10 +16,16 @@ export function describeHeads(described, withEvidence) {
 
 function purposeOf({ task, labels, dimensions, per_token: perToken, values }) {
   if (dimensions) return `Returns a vector of ${dimensions} numbers for every ${perToken ? "token" : "document"}.`;
-  if (task === "token_classification") return `Labels every token with one of ${labels.length} labels.`;
+  if (task === "token_classification") return `Labels every token with one of ${listed(labels, "labels")}.`;
   if (values) return `Estimates ${values.map((value) => value.name).join(", ")}.`;
-  if (task === "multi_label_classification") return `Finds which of ${labels.length} labels hold.`;
-  return `Distinguishes ${labels.length} classes.`;
+  if (task === "multi_label_classification") return `Finds which hold of ${listed(labels, "labels")}.`;
+  return `Distinguishes ${listed(labels, "classes")}.`;
+}
+
+/** Return the number of some labels, and the first of their names. */
+function listed(labels, kind) {
+  const more = labels.length > MAX_LISTED ? ", …" : "";
+  return `${labels.length} ${kind}: ${labels.slice(0, MAX_LISTED).join(", ")}${more}`;
 }
 
 /** Show the decision and the numbers of every head, and return the decision as text. */

@@ -1,4 +1,4 @@
-// The models of the server, with links to the page of each.
+// The models of the server, with links to the page of each, and back.
 
 import { byId, element, fill } from "./elements.js";
 
@@ -6,6 +6,7 @@ import { byId, element, fill } from "./elements.js";
 export function showModels(names, isAnswered) {
   byId("models").hidden = names.length < (isAnswered ? 2 : 1);
   byId("form").hidden = !isAnswered;
+  byId("back").hidden = !/\/models\/[^/]+\/$/.test(location.pathname);
   fill("model-links", names.map((name) => (
     element("li", {}, element("a", { href: `models/${encodeURIComponent(name)}/` }, name))
   )));

@@ -5,9 +5,11 @@ import {
   NUMBER, byId, cell, duration, element, fill, fillFacts, fillTable, head, number, part, percent, row,
   marked, scientific, signed, tokens,
 } from "./elements.js";
+import { textOf } from "./files.js";
 import { describeHeads, showHeads } from "./heads.js";
 import { bodyOf, describeInputs } from "./inputs.js";
 import { showModels } from "./models.js";
+import { showProgram } from "./program.js";
 import { chooseSeries, describeSeries, drawSeries, features, series } from "./series_field.js";
 
 const [form, text, file, key, status] = ["form", "text", "file", "key", "status"].map(byId);
@@ -18,6 +20,7 @@ let explaining = null; // AbortController of the pending request for chosen evid
 let answered = ""; // the document whose answer is shown
 let answeredBody = ""; // the request with that document
 let bundle = null; // digest of the bundle whose description is shown
+let hasEvidence = true; // whether the model has evidence for its answers
 let maxBytes = Infinity; // maximum bytes of a request
 
 /** A failure, which the page shows in place of an answer. */
@@ -52,15 +55,15 @@ const post = (body, signal) => (
   { method: "POST", headers: { "Content-Type": features ? "application/x-npy" : "application/json" }, body, signal }
 );
 
-/** Return the answer, and the reason why it has no evidence; null if it has evidence. */
+/** Return the answer, its query, and the reason why it has no evidence; null if it has evidence. */
 async function infer(body, passages, signal) {
-  const ask = (query) => request(`infer${query}`, post(body, signal));
-  if (!passages) return [await ask(""), "It was not requested."];
+  const ask = async (query, reason) => ({ answer: await request(`infer${query}`, post(body, signal)), query, reason });
+  if (!passages) return ask("", "It was not requested.");
   try {
-    return [await ask(`?evidence=${passages}`), null];
+    return await ask(`?evidence=${passages}`, null);
   } catch (problem) {
     if (problem.code !== 422) throw problem;
-    return [await ask(""), `The server says: “${problem.message}” The page repeated the request without evidence.`];
+    return ask("", `The server says: “${problem.message}” The page repeated the request without evidence.`);
   }
 }
 
@@ -104,12 +107,14 @@ async function classify() {
   status.textContent = "Waiting for the answer …";
   const sent = performance.now();
   try {
-    const [answer, without] = await infer(body, byId("passages").valueAsNumber, current.signal);
+    const passages = hasEvidence ? byId("passages").valueAsNumber : 0;
+    const { answer, query, reason } = await infer(body, passages, current.signal);
     const seconds = (performance.now() - sent) / 1000;
     if (answer.bundle !== bundle) await describe(); // another bundle may have other heads
     if (current !== pending) return;
     answeredBody = body;
-    showAnswer(answer, without, content, seconds);
+    showAnswer(answer, reason, content, seconds);
+    showProgram(query, body, key.value.trim() !== "", answer);
   } catch (error) {
     if (current !== pending) return;
     if (error.name === "AbortError") status.textContent = "Stopped.";
@@ -229,7 +234,10 @@ function showInfo(info) {
   describeSeries(info.features, info.limits);
   const reads = info.tokenizer || features ? "" : " It has no tokenizer: send token ids to POST /infer.";
   describeInputs(info.extra_inputs);
-  byId("model").textContent = `${describeHeads(info.heads, info.explainable)}${reads}`;
+  byId("model").textContent = `${info.name}. ${describeHeads(info.heads, info.explainable)}${reads}`;
+  document.title = `${info.name}: send a document`;
+  hasEvidence = info.evidence;
+  for (const id of ["passages-field", "evidence-title", "evidence-note"]) byId(id).hidden = !hasEvidence;
   fillFacts("facts", [
     ["Engine", info.engine],
     ["Precision", precisionOf(info)],
@@ -285,14 +293,13 @@ async function take(files) {
       const sizes = `${NUMBER.format(files[0].size)} bytes; this server accepts at most ${NUMBER.format(maxBytes)}`;
       throw new Problem("The file is too large", `It has ${sizes}.`);
     }
-    const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }); // keep a byte order mark
-    fileText = decoder.decode(await files[0].arrayBuffer());
+    fileText = await textOf(files[0]);
     text.value = fileText;
     sized();
     status.textContent = `Read ${files[0].name}.`;
   } catch (error) {
     file.value = "";
-    showProblem(error instanceof Problem ? error : new Problem("The file cannot be read", "Expected text in UTF-8. Convert the file."));
+    showProblem(error instanceof Problem ? error : new Problem("The file cannot be read", error.message));
   }
 }
 

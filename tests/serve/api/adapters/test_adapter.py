@@ -33,6 +33,8 @@ REFUSALS = {
     "/v1/models": ["error"],
     "/v1/models/model": ["error"],
     "/v1/decisions": ["error"],
+    "/v1/models/model:predict": ["error"],
+    "/invocations": ["detail"],
     "/v1/systemone": ["detail"],
 }
 """The fields of an error at each path."""
@@ -91,7 +93,8 @@ def test_own_adapter_answers_beside_named_ones(here: Path, bundle_folder: Path) 
         choice = {"type": "choice", "criteria": dict.fromkeys(LABELS)}
         own = {"model": "model", "state": "A contract", "questions": {"kind": choice}}
         for path, fields in REFUSALS.items():
-            refused = client.request("GET" if path.startswith("/v1/models") else "POST", path)
+            is_listed = re.fullmatch("/v1/models(/model)?", path)
+            refused = client.request("GET" if is_listed else "POST", path)
             assert (refused.status_code, [*refused.json()]) == (401, fields)
             assert refused.headers["WWW-Authenticate"] == "Bearer"
         client.headers["X-API-Key"] = key

@@ -8,9 +8,11 @@ import pytest
 NAMES = (
     "page.css",
     "page.js",
+    "files.js",
     "heads.js",
     "inputs.js",
     "models.js",
+    "program.js",
     "tokens.js",
     "series.js",
     "series_field.js",

@@ -19,6 +19,10 @@ def test_page_shows_bundle_and_parity(server: str, page: Page) -> None:
     page.goto(server)
     expect(page.locator("#parity")).to_have_text("Parity with PyTorch: within tolerance")
     info = page.request.get(f"{server}/info").json()
+    labels = ", ".join(info["labels"])
+    expect(page.locator("#model")).to_have_text(f"model. Distinguishes 3 classes: {labels}.")
+    expect(page).to_have_title("model: send a document")
+    expect(page.locator("#back")).to_be_hidden()
     golden = page.request.get(f"{server}/parity").json()["golden"]
     expect(page.locator("#bundle")).to_have_text(info["bundle"])
     expect(page.locator("#golden tbody tr")).to_have_count(len(golden))
@@ -44,10 +48,12 @@ def test_page_passes_accessibility_checks(server: str, page: Page, scheme: Any, 
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)
     page.goto(server)
-    page.click("summary")
+    page.click("#about summary")
     for text, section in ((ORDINARY * 20, "#answer"), ("a" * 6001, "#problem")):
         classify(page, text)
         expect(page.locator(section)).to_be_in_viewport()
+        if section == "#answer":
+            page.click("#program summary")
         check_accessibility(page, "color-contrast", "label", "scrollable-region-focusable")
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 

@@ -1,5 +1,9 @@
 """Documents on the page: their input, and the passages that the answer marks."""
 
+import json
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -179,3 +183,49 @@ def test_chosen_file_fills_text_field(address: str, page: Page, tmp_path: Path) 
     page.set_input_files("#file", tmp_path / "picture.png")
     expect(page.locator("#problem")).to_contain_text("Expected text in UTF-8")
     expect(page.locator("#text")).to_have_value(ORDINARY)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_marked_utf_16_is_read(encoding: str, address: str, page: Page) -> None:
+    page.goto(address)
+    drop(page, "notepad.txt", "\ufeffZoë\r\n😀".encode(encoding))
+    expect(page.locator("#text")).to_have_value("Zoë\n😀")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"%PDF-1.7\n", "got a PDF document. Extract its text first"),
+        (b"PK\x03\x04\x14", "such as a .docx or .odt document. Save the document as plain text"),
+        (b"\xd0\xcf\x11\xe0\xa1", "such as .doc. Save the document as plain text"),
+        ("a letter".encode("utf-16-le"), "iconv -f utf-16le -t utf-8"),
+        ("Zoë".encode("latin-1"), "iconv -f latin1 -t utf-8"),
+        (b"\xff\xfea", "got incomplete UTF-16"),
+    ],
+)
+def test_other_file_gets_remedy(content: bytes, said: str, address: str, page: Page) -> None:
+    page.goto(address)
+    drop(page, "file", content)
+    expect(page.locator("#problem")).to_contain_text(said)
+    expect(page.locator("#text")).to_have_value("")
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed here")
+def test_command_gives_shown_answer(address: str, page: Page) -> None:
+    page.goto(address)
+    answer = classify(page, 'It\'s a letter, $HOME \\n `of` "two"\nlines! 😀')
+    page.click("#program summary")
+    shown = json.loads(page.locator("#json").inner_text())
+    assert shown == answer
+    command = page.locator("#command").inner_text()
+    done = subprocess.run(["sh", "-c", f"{command} --silent"], capture_output=True, check=True)
+    found = json.loads(done.stdout)
+    assert (found["scores"], found["evidence"]) == (answer["scores"], answer["evidence"])
+    page.click("#copy")
+    expect(page.locator("#copied")).to_have_text(re.compile("Copied|Press Ctrl"))
+
+
+def test_long_document_has_command_with_file(address: str, page: Page) -> None:
+    page.goto(address)
+    classify(page, "a" * 40_000)
+    expect(page.locator("#command")).to_contain_text("--json @request.json")

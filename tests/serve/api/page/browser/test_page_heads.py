@@ -57,7 +57,9 @@ def style_of(elements: Locator, name: str) -> Sequence[float]:
 
 def test_labels_that_hold_are_marked(of_labels: str, page: Page) -> None:
     page.goto(of_labels)
-    expect(page.locator("#model")).to_have_text("Finds which of 3 labels hold.")
+    expect(page.locator("#model")).to_have_text(
+        f"model. Finds which hold of 3 labels: {', '.join(LABELS)}."
+    )
     answer = classify(page, ORDINARY)["heads"]["logits"]
     assert answer["labels"] == ["urgent", "spam"]
     expect(page.locator("#label .chip")).to_have_text(answer["labels"])
@@ -134,7 +136,7 @@ def test_click_on_value_shows_its_evidence(of_values: str, page: Page) -> None:
 
 def test_values_have_units_and_range(of_values: str, page: Page) -> None:
     page.goto(of_values)
-    expect(page.locator("#model")).to_have_text("Estimates age, mass, risk.")
+    expect(page.locator("#model")).to_have_text("model. Estimates age, mass, risk.")
     values = classify(page, ORDINARY)["heads"]["logits"]["values"]
     age, mass, risk = (float(f"{values[value['name']]:.6g}") for value in VALUES)
     assert 20 < age < 120 < 100 * risk

@@ -42,6 +42,8 @@ def test_page_without_default_links_models(address: str, folder: Path, page: Pag
     expect(page.locator("#models")).to_be_hidden()
     assert classify(page, "An invoice.")["bundle"] == digest(folder / NAME)
     expect(page.locator("#answered-by")).to_have_text(digest(folder / NAME))
+    page.get_by_role("link", name="All models").click()
+    expect(page.locator("#model-links a")).to_have_text(["a", NAME])
 
 
 def test_page_of_default_links_others(folder: Path, tmp_path: Path, page: Page) -> None:

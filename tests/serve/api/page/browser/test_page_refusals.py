@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from bundles import changed_manifest
-from page_driver import GOLDEN, ORDINARY, classify, focused
+from page_driver import GOLDEN, ORDINARY, classify, focused, fulfill_changed
 from playwright.sync_api import BrowserContext, Page, expect
 from servers import serving
 
@@ -110,11 +110,30 @@ def test_exceeded_rate_shows_retry_time(
     expect(page.locator("#problem p")).to_have_text(reason)
 
 
-def test_missing_evidence_shows_reason(
+def test_model_without_evidence_has_no_control(
     guarded: str, keys: dict[str, tuple[str, str]], page: Page
 ) -> None:
     page.goto(guarded)
     page.fill("#key", keys["always"][0])
+    with page.expect_response("**/info"):
+        page.press("#key", "Tab")
+    expect(page.locator("#passages")).to_be_hidden()
+    classify(page, ORDINARY)
+    expect(page.locator("#answer")).to_be_visible()
+    expect(page.locator("#evidence-title")).to_be_hidden()
+    expect(page.locator("#evidence-note")).to_be_hidden()
+    expect(page.locator("#command")).to_contain_text('Authorization: Bearer $KEY" --json')
+
+
+def test_missing_evidence_shows_reason(
+    guarded: str, keys: dict[str, tuple[str, str]], page: Page
+) -> None:
+    """As of a document that is read in windows, for which /info cannot tell."""
+    page.route("**/info", lambda route: fulfill_changed(route, evidence=True))
+    page.goto(guarded)
+    page.fill("#key", keys["always"][0])
+    with page.expect_response("**/info"):
+        page.press("#key", "Tab")
     classify(page, ORDINARY)
     expect(page.locator("#answer")).to_be_visible()
     note = page.locator("#evidence-note")

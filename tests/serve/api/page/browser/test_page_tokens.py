@@ -18,9 +18,19 @@ def address(heads_server: str) -> str:
 
 def test_each_head_is_shown(address: str, page: Page) -> None:
     page.goto(address)
+    topics, answers, flags, tags = (
+        ", ".join(names)
+        for names in (
+            served_heads.TOPICS,
+            served_heads.ANSWERS,
+            served_heads.FLAGS,
+            served_heads.TAGS,
+        )
+    )
     expect(page.locator("#model")).to_have_text(
-        "Distinguishes 3 classes. Distinguishes 2 classes. Finds which of 2 labels hold. "
-        "Estimates years. Labels every token with one of 5 labels. "
+        f"heads. Distinguishes 3 classes: {topics}. Distinguishes 2 classes: {answers}. "
+        f"Finds which hold of 2 labels: {flags}. Estimates years. "
+        f"Labels every token with one of 5 labels: {tags}. "
         "Returns a vector of 4 numbers for every token. "
         "Returns a vector of 6 numbers for every document."
     )
