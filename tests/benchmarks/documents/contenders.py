@@ -73,11 +73,10 @@ Answers = Callable[[Sequence[Document]], dict[str, Scores]]
 
 
 def recipe_of(model: str, recipe: Recipe) -> Recipe:
-    """Return the recipe for a model of this benchmark: windows have only the first stage."""
-    if model == WINDOWS:
-        return replace(recipe, stages=((1.0, WINDOW),))
-    if model == SOFTMAX:
-        stages = tuple((share, min(tokens, 2_048)) for share, tokens in recipe.stages)
+    """Return the recipe for a model of this benchmark; windows and softmax end at their length."""
+    greatest = {WINDOWS: WINDOW, SOFTMAX: 2_048}.get(model)
+    if greatest is not None:
+        stages = tuple((share, min(tokens, greatest)) for share, tokens in recipe.stages)
         return replace(recipe, stages=stages)
     return replace(recipe, **WITHOUT.get(model, {}))
 

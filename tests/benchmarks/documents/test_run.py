@@ -4,10 +4,9 @@ import pytest
 
 from benchmarks.documents import debian, run
 from benchmarks.documents.__main__ import verdict
-from benchmarks.documents.contenders import BAG, POOLINGS, SOFTMAX, WINDOWS, recipe_of
+from benchmarks.documents.contenders import BAG, LOCAL, POOLINGS, SOFTMAX, WINDOWS, recipe_of
 from benchmarks.documents.run import Job, measure_served, run_job
 from benchmarks.documents.texts import Data
-from benchmarks.record import Row
 from train_whole_documents import Recipe
 
 RECIPE = Recipe(seconds=0.5, min_tokens=64, tokens_per_step=512, checks=2)
@@ -51,11 +50,14 @@ def test_softmax_is_for_short_documents() -> None:
     assert max(tokens for _, tokens in own.recipe.stages) == 2_048
 
 
-def rows_of(**f1: float) -> list[Row]:
-    return [{"mechanism": "contains", "tokens": 2_048, "contender": name, "f1": value}
+def status(whole: float, windows: float, first: float) -> int:
+    f1 = {LOCAL: whole, "window_max": windows, "first": first}
+    rows = [{"mechanism": "contains", "tokens": 8_192, "contender": name, "f1": value}
             for name, value in f1.items()]  # fmt: skip
+    return verdict(rows)[0]
 
 
 def test_verdict_fails_without_gain() -> None:
-    assert verdict(rows_of(linear_attention=0.7, first=0.4))[0] == 0
-    assert verdict(rows_of(linear_attention=0.45, first=0.4))[0] == 1
+    assert status(whole=0.7, windows=0.75, first=0.4) == 0
+    assert status(whole=0.55, windows=0.55, first=0.4) == 1
+    assert status(whole=0.7, windows=0.85, first=0.4) == 1
