@@ -1,7 +1,7 @@
 """The export of a model file to a verified bundle: the steps, and the content of the folder."""
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 
 def export(
-    path: StrPath | ModelSource | None = None,
+    model: StrPath | Callable[..., Any] | ModelSource | None = None,
     options: ExportOptions | None = None,
     *,
     console: Console | None = None,
@@ -83,8 +83,9 @@ def export(
     """Export a model to a bundle and compare it with PyTorch.
 
     Args:
-        path: any of the seven kinds of model file that ``aftexport.load`` reads, an ONNX file, or a
-            whole source; None for the module of a factory.
+        model: an ``nn.Module``, which is not changed; its class or another callable without
+            arguments that returns one; any of the seven kinds of model file that ``aftexport.load``
+            reads; an ONNX file; or a whole source. None for the module of a factory.
         options: the options; all defaults by default.
         console: console for the progress; standard output by default.
         changes: fields of ``ExportOptions`` and ``ModelSource`` by name, such as
@@ -97,7 +98,7 @@ def export(
         TypeError: if an option has an unknown name.
     """
     source, options = with_options(
-        "export", changes, as_source(path), ExportOptions() if options is None else options
+        "export", changes, as_source(model), ExportOptions() if options is None else options
     )
     return _Export(checked_request(source, options), console or Console(emoji=False)).run()
 

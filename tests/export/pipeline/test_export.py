@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models
 
 import aftexport
 from aftexport.bundle.bundle import Bundle
-from aftexport.errors import EngineError, TraceError, UsageError
+from aftexport.errors import CheckpointError, EngineError, TraceError, UsageError
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.parity.comparison import compare
 from aftexport.pipeline.export import export
@@ -210,6 +210,39 @@ def test_pickled_module_exports_when_allowed(
     assert outcome.code == 0, outcome.err
     assert "runs the code in" in outcome.err
     assert Bundle.open(tmp_path / "model.bundle").manifest.source["kind"] == "pickled module"
+
+
+def test_live_module_is_exported_and_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = tiny_models.Bag()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    bundle = aftexport.export(
+        model,
+        labels=("x", "y", "z"),
+        tokenizer=tiny_models.byte_tokenizer(),
+        task="multi_label_classification",
+    )
+    assert bundle.path == Path("Bag.bundle")
+    head = bundle.manifest.heads["logits"]
+    assert (head.task, head.names) == ("multi_label_classification", ("x", "y", "z"))
+    assert (bundle.path / "tokenizer.json").is_file()
+    assert model.training
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("option", [{"labels": "abc"}, {"tokenizer": 3}])
+def test_wrong_object_as_option_is_refused(option: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=next(iter(option))):
+        aftexport.export(tiny_models.Bag(), out=tmp_path / "b", **option)
+    assert listing(tmp_path) == {}
+
+
+def test_bundle_as_model_names_what_opens_it(bundle_folder: Path) -> None:
+    for function in (aftexport.export, aftexport.load):
+        with pytest.raises(CheckpointError, match=r"a bundle, .*aftserve .*aftserve\.Predictor\("):
+            function(bundle_folder)
 
 
 @pytest.mark.parametrize(
