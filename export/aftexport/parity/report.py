@@ -310,8 +310,10 @@ def parity_table(results: Sequence[Comparison], reference: str, *, name: str = "
     named = ["output"] if len(outputs) > 1 else []
     columns = ("input", "error", "bound", "ulps", "flips", "")
     table = plain_table(f"parity with {name}", *named, *columns)
-    formula = "max |output - reference| / max(1, max |reference|)"
-    table.caption = f"error: {formula}, {reference} reference, or that of the scores if larger"
+    table.caption = (
+        "The error is max |output - reference| / max(1, max |reference|), with a reference in "
+        f"{reference}; or that of the scores, if it is larger."
+    )
     table.caption_justify = "left"
     for result in results:
         verdict = "[green]within[/]" if result.passed else "[bold red]OUTSIDE[/]"

@@ -36,6 +36,7 @@ from aftexport.recognition.graph.normalize import remove_no_ops
 from aftexport.recognition.graph.shape_probe import NoRunnableSizes, ProbedGraph, probe
 from aftexport.recognition.patterns import PATTERNS, feature_products
 from aftexport.recognition.patterns.failed_conditions import (
+    POOLING_CONDITIONS,
     failed_condition,
     has_pairs,
     layout_condition,
@@ -55,7 +56,7 @@ from aftexport.recognition.projections import (
 from aftexport.recognition.read import layout
 from aftexport.recognition.read.formulas import FORMULAS, PRODUCT_FORMULAS, PRODUCT_FUNCTIONS
 from aftexport.recognition.read.reader import Reader
-from aftexport.recognition.result import Match, NearMiss, Recognition
+from aftexport.recognition.result import POOLING, Match, NearMiss, Recognition
 from aftexport.recognition.terms import ONE, Axis, Dims, Product, Unreadable
 from aftexport.recognition.writer import Writer, write_nodes
 
@@ -105,7 +106,7 @@ def recognize(
     if (
         overridable
         and not recognition.matches
-        and all(m.mechanism == _ANY_SUM for m in recognition.near_misses)
+        and all(m.mechanism in (POOLING, _ANY_SUM) for m in recognition.near_misses)
     ):
         recognition.unexamined = (
             f"{len(overridable)} of the weights are inputs too, as {overridable[0]},"
@@ -236,7 +237,8 @@ class _Recognizer:
             except Unreadable:
                 condition = None  # its gate has no formula
             if condition is not None:
-                left = self._near_miss(_ANY_SUM, value, condition, subject.reader)
+                mechanism = POOLING if condition in POOLING_CONDITIONS else _ANY_SUM
+                left = self._near_miss(mechanism, value, condition, subject.reader)
                 self._sums.append(left)
                 self._explained |= left[2]
 

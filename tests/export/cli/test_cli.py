@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 import signal
@@ -25,9 +26,11 @@ def test_literal_form_writes_bundle_beside_model(
     assert outcome.err == ""
     assert {path.name for path in folder.iterdir()} == {"model.pt", "model.bundle"}
     assert Bundle.open(folder / "model.bundle").manifest.heads["logits"].names == tiny_models.LABELS
-    for said in ("Reading model.pt", "Tracing", "AftSimple", "padded batch", "within",
-                 "golden.safetensors", "model.bundle"):  # fmt: skip
+    for said in ("Ship. All", "within tolerance; the largest error is", "AftSimple", "invoice",
+                 "Bundle: model.bundle", "Next: aftserve model.bundle"):  # fmt: skip
         assert said in outcome.out
+    lines = [line for line in outcome.out.splitlines() if not line.endswith(" ...")]
+    assert len(lines) <= 8, outcome.out
 
 
 def test_bundle_has_default_folder_permissions(
@@ -260,7 +263,23 @@ def test_inspect_reports_unchecked_parity(
     from bundles import resealed
 
     (bundle_copy / "parity.json").write_text('{"cases": [], "checked": false}')
-    assert "not checked" in run_here(["inspect", resealed(bundle_copy)], capsys).out
+    assert "Not checked" in run_here(["inspect", resealed(bundle_copy)], capsys).out
+
+
+def test_inspect_prints_no_none(bundle_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "None" not in run_here(["inspect", bundle_folder], capsys).out
+
+
+def test_inspect_as_json(
+    bundle_folder: Path, checkpoint_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = json.loads(run_here(["inspect", bundle_folder, "--json"], capsys).out)
+    assert (bundle["verdict"], bundle["gaps"]) == ("Ship", [])
+    assert bundle["worst"]["passed"]
+    assert bundle["operators"]["AftSimple"]["nodes"] == 1
+    assert bundle["manifest"]["heads"]["logits"]["labels"] == [*tiny_models.LABELS]
+    model = json.loads(run_here(["inspect", checkpoint_file, "--json"], capsys).out)
+    assert (model["kind"], model["labels"]) == ("aftexport checkpoint", [*tiny_models.LABELS])
 
 
 def test_inspect_shows_a_model_file(
