@@ -272,7 +272,9 @@ def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
         raise _unfit(path, f"{MANIFEST} is not a file")
     if not is_bundle(path):
         raise BundleError(
-            path, f"not a bundle: it has no {MANIFEST}", "Give a folder written by aftexport."
+            path,
+            f"not a bundle: it has no {MANIFEST}",
+            "Give a folder that aftexport MODEL --to onnx wrote.",
         )
     try:
         raw = _manifest_bytes(manifest_file)

@@ -90,7 +90,10 @@ def _export(
 
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser(
-        "aftexport", "Export a linear-attention model to a verified bundle.", _EPILOG
+        "aftexport",
+        "Export a linear-attention model to a verified bundle.",
+        _EPILOG,
+        example="aftexport MODEL --to onnx",
     )
     add = parser.add_argument
     add("model", type=Path, nargs="?", help="model file or folder, see below")

@@ -1,6 +1,6 @@
 """The request of an export, checked before anything is read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -65,6 +65,7 @@ def checked_request(source: ModelSource, options: ExportOptions) -> Request:
     """
     if source.file is not None:
         refuse_bundle(source.file)
+    options = replace(options, task=_normalized(options.task))
     out = _bundle_folder(source, options.out)
     request = Request(source, options, out, parse_inputs(options.inputs or {}))
     _check_choice("--to", options.to, get_args(Target))
@@ -107,6 +108,13 @@ def checked_request(source: ModelSource, options: ExportOptions) -> Request:
         described = read_features(Path(options.feature_file), options.features)
         request = replace(request, described=described)
     return request
+
+
+def _normalized(task: str | Mapping[str, str] | None) -> str | dict[str, str] | None:
+    """Return tasks with underscores in place of the hyphens that pipelines of transformers have."""
+    if task is None or isinstance(task, str):
+        return task and task.replace("-", "_")
+    return {name: one.replace("-", "_") for name, one in task.items()}
 
 
 def _bundle_folder(source: ModelSource, out: StrPath | None) -> Path:

@@ -265,7 +265,7 @@ class _Recognizer:
             except NearMissFound as miss:
                 if subject is not None and has_pairs(subject):
                     break  # dot-product attention fails other conditions too
-                return subject, self._near_miss(mechanism, value, str(miss), reader)
+                return subject, self._near_miss(mechanism, value, str(miss), reader, miss.remedy)
             except Unreadable:
                 continue
         return subject, None
@@ -300,11 +300,13 @@ class _Recognizer:
         except Unreadable:
             return None
 
-    def _near_miss(self, mechanism: str, value: ir.Value, reason: str, reader: Reader) -> _Missed:
+    def _near_miss(
+        self, mechanism: str, value: ir.Value, reason: str, reader: Reader, remedy: str = ""
+    ) -> _Missed:
         end = value.producer()
         assert end is not None
         part = part_of(value, reader.ends, self._probed).nodes
-        return NearMiss(mechanism, str(value.name), reason), end, {*part}
+        return NearMiss(mechanism, str(value.name), reason, remedy), end, {*part}
 
     def _replace(self, value: ir.Value, dims: Dims, rewrite: Rewrite, reader: Reader) -> None:
         """Write the rewrite, compare it, and put it into the graph; raises NearMissFound."""

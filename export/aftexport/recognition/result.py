@@ -36,6 +36,12 @@ class NearMiss:
     mechanism: str  # the mechanism that it resembles
     value: str
     reason: str
+    remedy: str = ""  # a sentence for the author of the model, if there is one
+
+    @property
+    def advice(self) -> str:
+        """The reason, and the remedy if there is one."""
+        return f"{self.reason}. {self.remedy}".rstrip()
 
 
 @dataclass
@@ -69,11 +75,11 @@ def show_findings(recognition: Recognition, console: Console) -> None:
     grouped: dict[tuple[str, str], list[str]] = {}
     for miss in recognition.near_misses:
         if miss.mechanism != POOLING:
-            grouped.setdefault((miss.mechanism, miss.reason), []).append(miss.value)
-    for (mechanism, reason), values in grouped.items():
+            grouped.setdefault((miss.mechanism, miss.advice), []).append(miss.value)
+    for (mechanism, advice), values in grouped.items():
         more = f" and {len(values) - 1} more" if len(values) > 1 else ""
         console.print(
-            f"[yellow]Not replaced: {mechanism} at {escape(values[0])}{more}:[/] {escape(reason)}.",
+            f"[yellow]Not replaced: {mechanism} at {escape(values[0])}{more}:[/] {escape(advice)}",
             soft_wrap=True,
         )
     if not (recognition.has_changes or grouped or recognition.unexamined):
@@ -112,7 +118,7 @@ def show_recognition(recognition: Recognition, console: Console) -> None:
     if recognition.near_misses:
         table = plain_table("not replaced", "computes", "reason")
         for miss in recognition.near_misses:
-            table.add_row(miss.mechanism, escape(miss.value), escape(miss.reason))
+            table.add_row(miss.mechanism, escape(miss.value), escape(miss.advice))
         console.print(table)
     if any(miss.mechanism == POOLING for miss in recognition.near_misses):
         console.print(

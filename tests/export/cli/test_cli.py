@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -100,7 +101,7 @@ def test_wrong_arguments_show_usage(
     monkeypatch.chdir(tmp_path)
     outcome = run_here(words, capsys)
     assert outcome.code == 2
-    assert "usage: aftexport" in outcome.err
+    assert re.fullmatch(r"error: aftexport.*\n  .*[sS]ee aftexport.* --help\.\n", outcome.err)
     assert said in outcome.err
     assert not listing(tmp_path)
 
@@ -487,12 +488,18 @@ def test_export_is_another_name(capsys: pytest.CaptureFixture[str]) -> None:
     outcome = run_here(["export", "--help"], capsys)
     assert outcome == run_here(["--help"], capsys)
     assert "--precision" in outcome.out
+    assert outcome == run_here(["help"], capsys)
+    assert run_here(["help", "verify"], capsys) == run_here(["verify", "--help"], capsys)
 
 
 @pytest.mark.parametrize(
     ("words", "remedy"),
     [
         (("verfy", "x"), "Write aftexport verify"),
+        (("serve", "a.bundle"), "Write aftserve a.bundle,"),
+        (("convert", "--to", "onnx"), "Write aftexport MODEL --to onnx,"),
+        (("Inspect", "x"), "Write aftexport inspect"),
+        (("model.pt", "--force"), "Write aftexport MODEL --to onnx,"),
         (("model.pt", "--too", "onnx"), "Write --to,"),
         (("export", "model.pt", "--to", "onnx", "--presision=fp16"), "Write --precision"),
         (("verify", "x", "--portabel"), "Write --portable"),
@@ -500,8 +507,13 @@ def test_export_is_another_name(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_mistyped_word_gets_suggestion(
-    words: tuple[str, ...], remedy: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...],
+    remedy: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     outcome = run_here(words, capsys)
     assert outcome.code == 2
     assert remedy in outcome.err
