@@ -12,7 +12,7 @@ from aftexport.cli import triton
 from aftexport.cli.options import add_options, read_options, read_source
 from aftexport.options import ExportOptions, ModelSource
 from aftexport.system.arguments import make_parser
-from aftexport.system.console import escape, print_json, size_text
+from aftexport.system.console import print_json
 from aftexport.system.process import collection_paused
 
 if TYPE_CHECKING:
@@ -59,33 +59,30 @@ def run(words: list[str]) -> int:
         parser.error("a model file, or --factory PACKAGE.MODULE:FACTORY, is required")
     source, options = read_source(given), read_options(ExportOptions, given)
     console = Console(emoji=False, quiet=given.quiet or given.json)
-    make = partial(_export, source, console=console, verbose=given.verbose)
+    make = partial(_export, source, console=console, is_verbose=given.verbose)
     if given.to == triton.TARGET:
         if given.json:
             parser.error("--json needs a bundle, got --to triton")
         return triton.write(parser, given, options, make, console)
     triton.check_absent(parser, given)
     bundle = make(options)
-    from aftexport.deploy.summary import next_command, to_dict
+    from aftexport.deploy.summary import to_dict
+    from aftexport.pipeline.results import print_place
 
     if given.json:
         print_json(to_dict(bundle))
-    size = size_text(sum(bundle.files.values()))
-    for line in (
-        f"Bundle: [bold]{escape(str(bundle.path))}[/], {size}",
-        f"Next: {escape(next_command(bundle))}",
-    ):
-        console.print(line, soft_wrap=True)
+    print_place(console, bundle)
     return 0
 
 
 def _export(
-    source: ModelSource, options: ExportOptions, *, console: Console, verbose: bool
+    source: ModelSource, options: ExportOptions, *, console: Console, is_verbose: bool
 ) -> "Bundle":
-    with collection_paused():
-        from aftexport.pipeline.export import export  # imports torch; a bundle needs no torch
+    with collection_paused():  # imports torch; a bundle needs no torch
+        from aftexport.pipeline.export import run_export
+        from aftexport.pipeline.request import checked_request
 
-    return export(source, options, console=console, verbose=verbose)
+    return run_export(checked_request(source, options), console, is_verbose=is_verbose)
 
 
 def _parser() -> argparse.ArgumentParser:

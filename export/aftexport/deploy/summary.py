@@ -40,6 +40,9 @@ def operators_sentence(bundle: Bundle, paths: dict[str, str]) -> str:
     return "; ".join(parts) or "none of aftexport's, standard ONNX only"
 
 
+_EXAMPLES = {1: "A", 2: "A,B", 3: "A,B,C"}
+
+
 def gaps(bundle: Bundle) -> list[str]:
     """Return what a user may miss in a bundle, with the option that adds it."""
     manifest = bundle.manifest
@@ -50,7 +53,7 @@ def gaps(bundle: Bundle) -> list[str]:
         )
     for output, head in manifest.heads.items():
         if head.is_named and is_numbered(head.names):
-            place, option = "", "--labels A,B,C"
+            place, option = "", f"--labels {_EXAMPLES.get(len(head.names), 'A,B,...')}"
             if len(manifest.heads) > 1:
                 place, option = f" of {output}", "--heads FILE"
             numbered = " to ".join(dict.fromkeys((head.names[0], head.names[-1])))

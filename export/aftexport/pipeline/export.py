@@ -58,6 +58,7 @@ from aftexport.pipeline.results import (
     parity_error,
     parity_record,
     parity_report,
+    print_place,
     print_summary,
     print_tables,
 )
@@ -105,8 +106,15 @@ def export(
     source, options = with_options(
         "export", changes, as_source(model), ExportOptions() if options is None else options
     )
-    request = checked_request(source, options)
-    return _Export(request, console or Console(emoji=False), is_verbose=verbose).run()
+    console = console or Console(emoji=False)
+    bundle = run_export(checked_request(source, options), console, is_verbose=verbose)
+    print_place(console, bundle)
+    return bundle
+
+
+def run_export(request: Request, console: Console, *, is_verbose: bool) -> Bundle:
+    """Run the steps of an export, see ``export``, without a line on the place of the bundle."""
+    return _Export(request, console, is_verbose=is_verbose).run()
 
 
 Stage = Callable[[str], AbstractContextManager[Progress]]

@@ -11,14 +11,14 @@ from aftexport.bundle.golden import Case
 from aftexport.bundle.manifest import Manifest
 from aftexport.chunked.softmaxes import count_softmax_attention
 from aftexport.deploy.build_engine import show_engine
-from aftexport.deploy.summary import gaps, operators_sentence
+from aftexport.deploy.summary import gaps, next_command, operators_sentence
 from aftexport.engines.product_methods import ProductShares
 from aftexport.errors import ParityError
 from aftexport.parity import Comparison
 from aftexport.parity.report import Report, inputs_of, parity_table, print_meanings, subject_of
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import MAX_FLOAT16
-from aftexport.system.console import escape, operator_table, size_table
+from aftexport.system.console import escape, operator_table, size_table, size_text
 
 
 def parity_record(
@@ -129,6 +129,16 @@ def print_summary(
         console.print(line, soft_wrap=True)
     if plan := manifest.engine:
         show_engine(plan, bundle.path, console)
+
+
+def print_place(console: Console, bundle: Bundle) -> None:
+    """Print the path and the size of a bundle, and the command that serves it."""
+    size = size_text(sum(bundle.files.values()))
+    for line in (
+        f"Bundle: [bold]{escape(str(bundle.path))}[/], {size}",
+        f"Next: {escape(next_command(bundle))}",
+    ):
+        console.print(line, soft_wrap=True)
 
 
 _SHOWN_LABELS = 8

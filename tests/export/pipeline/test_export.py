@@ -214,7 +214,7 @@ def test_pickled_module_exports_when_allowed(
 
 
 def test_live_module_is_exported_and_unchanged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model = tiny_models.Bag()
@@ -226,6 +226,7 @@ def test_live_module_is_exported_and_unchanged(
         task="multi_label_classification",
     )
     assert bundle.path == Path("Bag.bundle")
+    assert "Next: aftserve Bag.bundle" in capsys.readouterr().out
     head = bundle.manifest.heads["logits"]
     assert (head.task, head.names) == ("multi_label_classification", ("x", "y", "z"))
     assert (bundle.path / "tokenizer.json").is_file()
