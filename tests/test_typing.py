@@ -1,12 +1,16 @@
-"""A user's file that uses the public interface passes ``mypy --strict``, with types that say more
-than Any."""
+"""The public interface for editors: a user's file passes ``mypy --strict``, with types that say
+more than Any, and the packages show their names."""
 
+import pydoc
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+import aftexport
+import aftserve
 
 REPOSITORY = Path(__file__).parents[1]
 SETTINGS = REPOSITORY / "pyproject.toml"
@@ -123,3 +127,12 @@ def test_strict_user_file(tmp_path: Path) -> None:
     errors = [line for line in said.splitlines() if "error:" in line]
     assert len(errors) == 1, said
     assert 'expression has type "str | None", variable has type "int"' in errors[0]
+
+
+def test_packages_show_their_public_names() -> None:
+    """In ``dir``, which completion reads, and in ``help``."""
+    for package in (aftexport, aftserve):
+        assert set(package.__all__) <= set(dir(package))
+        text = pydoc.render_doc(package, renderer=pydoc.plaintext)
+        for name in set(package.__all__) - {"__version__"}:
+            assert re.search(rf"(class|^    ) ?{name}\b", text, re.MULTILINE), name

@@ -5,6 +5,7 @@
 
 import os
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from aftexport._version import __version__
@@ -47,3 +48,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'aftexport' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    needs_torch = () if find_spec("torch") else ("load", "save")  # help() reads each name
+    return sorted({*globals(), *__all__} - {*needs_torch})

@@ -4,10 +4,10 @@ The command line and the documentation are filled from the fields, see ``cli.opt
 below a field is its help: a fragment without an end, and "False: ..." for a field that is True.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from annotated_types import Ge
 
@@ -15,9 +15,18 @@ from aftexport.errors import UsageError
 from aftexport.system.arguments import nearest
 
 StrPath = str | Path
+Factory = str | Callable[..., Any]
 Count = Annotated[int, Ge(1)]
 Target = Literal["onnx", "trt", "trt-rtx"]
 Precision = Literal["fp32", "fp16", "bf16", "int8", "auto"]
+
+
+class SerializableTokenizer(Protocol):
+    """A ``tokenizers.Tokenizer``."""
+
+    def to_str(self) -> str:
+        """Return its JSON."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -26,9 +35,9 @@ class ModelSource:
 
     path: StrPath | None = None
     """model file or folder; without one, the factory returns the module with its weights"""
-    factory: str | None = field(default=None, metadata={"metavar": "PACKAGE.MODULE:FACTORY"})
-    """callable without arguments that returns the module; needed for a state dict and for a model
-    without a file"""
+    factory: Factory | None = field(default=None, metadata={"metavar": "PACKAGE.MODULE:FACTORY"})
+    """callable without arguments that returns the module, in Python also the callable or the module
+    itself; needed for a state dict and for a model without a file"""
     allow_pickle: bool = False
     """load a pickled module, or with --factory pickled weights; loading runs code from the file,
     so use it only for files you trust"""
@@ -44,7 +53,15 @@ class ModelSource:
     @property
     def name(self) -> Path:
         """The model file or folder; without one, the name of the factory."""
-        return self.file or Path((self.factory or "").rpartition(":")[2])
+        return self.file or Path(self.factory_name.rpartition(":")[2])
+
+    @property
+    def factory_name(self) -> str:
+        """The name of the factory, for messages and the bundle."""
+        if self.factory is None or isinstance(self.factory, str):
+            return self.factory or ""
+        name = str(getattr(self.factory, "__name__", type(self.factory).__name__))
+        return name if name.isidentifier() else "model"  # that of a lambda is no name of a file
 
     @property
     def is_onnx(self) -> bool:
@@ -61,7 +78,7 @@ class ModelSource:
         if self.path is None and self.permissions:
             option = self.permissions[0]
             raise UsageError(
-                f"{option} needs a model file or folder, got only --factory {self.factory}.",
+                f"{option} needs a model file or folder, got only --factory {self.factory_name}.",
                 f"Leave {option} out.",
             )
 
@@ -164,7 +181,7 @@ class ExportOptions:
     heads: StrPath | None = None
     """JSON file of the head of each output, with names, thresholds or units (default: from --task
     and --labels)"""
-    tokenizer: Literal["bytes"] | StrPath | None = field(
+    tokenizer: Literal["bytes"] | StrPath | SerializableTokenizer | None = field(
         default=None, metadata={"metavar": "FILE|bytes"}
     )
     """path of a tokenizer.json; or bytes, if the model's ids are the bytes of the text in UTF-8, 0
@@ -201,6 +218,27 @@ def with_options(function: str, given: Mapping[str, Any], *all_options: Any) -> 
     ]
 
 
-def as_source(given: StrPath | ModelSource | None) -> ModelSource:
-    """Return the source of a path; None has none."""
-    return given if isinstance(given, ModelSource) else ModelSource(given)
+def as_source(given: StrPath | Callable[..., Any] | ModelSource | None) -> ModelSource:
+    """Return the source of a path, a module, or a callable that returns one; None has none.
+
+    Raises:
+        UsageError: for an object of another type.
+    """
+    if isinstance(given, ModelSource):
+        return given
+    if given is None or isinstance(given, str | Path):
+        return ModelSource(given)
+    if callable(given):
+        return ModelSource(factory=given)
+    raise UsageError(
+        "Expected a model file, an nn.Module, or a callable that returns one, got an object of "
+        f"type {type(given).__name__}.",
+        _REMEDIES.get(type(given).__name__, "Give one of the three."),
+    )
+
+
+_REMEDIES = dict.fromkeys(
+    ("dict", "OrderedDict"),
+    "Load the state dict into its module by load_state_dict, and give the module.",
+) | {"ModelProto": "Write it by onnx.save(model, 'model.onnx'), and give the file."}
+"""What to do with a model in another form, by its type."""

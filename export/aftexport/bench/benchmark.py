@@ -232,7 +232,7 @@ def show(
     lengths = check_lengths(bundle.manifest, lengths)
     torch = None
     if "torch" in others:
-        with stage(console, f"Reading {source.path or source.factory}"):
+        with stage(console, f"Reading {source.name}"):
             from aftexport.verify.reference_model import load_source, torch_engine  # imports torch
 
             torch = torch_engine(bundle, load_source(bundle, source), threads=threads)

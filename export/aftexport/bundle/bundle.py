@@ -22,7 +22,7 @@ from aftexport.bundle.manifest import SCHEMA_VERSION, ChunkedPlan, FileEntry, Ma
 from aftexport.bundle.tokenizer import parse_tokenizer
 from aftexport.engines.tensorrt.engine_file import EngineFile
 from aftexport.engines.tensorrt.settings import TARGETS, RuntimeName
-from aftexport.errors import AftexportError, BundleError, UsageError
+from aftexport.errors import AftexportError, BundleError, CheckpointError, UsageError
 from aftexport.operators.domain import VERSION as OPERATOR_VERSION
 from aftexport.operators.domain import operators_in
 from aftexport.system.contract import EVIDENCE
@@ -235,6 +235,17 @@ def is_bundle(path: Path) -> bool:
     return file.exists() or file.is_symlink()
 
 
+def refuse_bundle(path: Path) -> None:
+    """Raise CheckpointError if a bundle is given as a model."""
+    if is_bundle(path):
+        raise CheckpointError(
+            path,
+            "a bundle, not the model that it was exported from",
+            f"Serve it by aftserve {path}, show it by aftexport inspect {path}, or open it in "
+            f"Python by aftserve.Predictor({str(path)!r}).",
+        )
+
+
 def is_replaceable(path: Path) -> bool:
     """Return whether a folder has a valid manifest, so that a new bundle may replace it."""
     try:
@@ -261,7 +272,9 @@ def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
         raise _unfit(path, f"{MANIFEST} is not a file")
     if not is_bundle(path):
         raise BundleError(
-            path, f"not a bundle: it has no {MANIFEST}", "Give a folder written by aftexport."
+            path,
+            f"not a bundle: it has no {MANIFEST}",
+            "Give a folder that aftexport MODEL --to onnx wrote.",
         )
     try:
         raw = _manifest_bytes(manifest_file)

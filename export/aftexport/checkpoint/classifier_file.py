@@ -51,8 +51,8 @@ def save(
         raise UsageError(
             "Expected a DocumentClassifier, whose configuration a checkpoint holds, got a "
             f"{type(model).__name__}.",
-            "Save its state_dict by torch.save, and export that file with --factory "
-            "package.module:factory.",
+            "Export it without a file by aftexport.export(model); or save its state_dict by "
+            "torch.save, and export that file with --factory package.module:factory.",
         )
     _heads(config, labels)
     _check_tokenizer(tokenizer, config)

@@ -8,14 +8,16 @@ module.
 """
 
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
+from aftexport.bundle.bundle import refuse_bundle
 from aftexport.checkpoint.checkpoint import Checkpoint
 from aftexport.checkpoint.classifier_file import FORMAT, read_checkpoint, read_folder
 from aftexport.checkpoint.holders import module_in, state_dict_in
@@ -32,15 +34,18 @@ from aftexport.checkpoint.transformers_folder import read_transformers_folder
 from aftexport.checkpoint.weights import load_weights, refuse_unusable, unwrapped
 from aftexport.errors import CheckpointError, UsageError
 from aftexport.heads.declared_task import declared_beside, declared_in
-from aftexport.options import ModelSource, StrPath, as_source, with_options
+from aftexport.options import Factory, ModelSource, StrPath, as_source, with_options
 from aftexport.system.arguments import import_callable
 
 
-def load(path: StrPath | ModelSource | None = None, **options: Any) -> Checkpoint:
+def load(
+    model: StrPath | Callable[..., Any] | ModelSource | None = None, **options: Any
+) -> Checkpoint:
     """Read a model file of any of the seven kinds, or call a factory.
 
     Args:
-        path: the file or folder, or a whole source.
+        model: the file or folder; an ``nn.Module``, or a callable without arguments that returns
+            one; or a whole source.
         options: the other fields of ``ModelSource``, by name.
 
     Raises:
@@ -49,19 +54,20 @@ def load(path: StrPath | ModelSource | None = None, **options: Any) -> Checkpoin
             used.
         TypeError: if an option has an unknown name.
     """
-    (source,) = with_options("load", options, as_source(path))
+    (source,) = with_options("load", options, as_source(model))
     source.check()
     checkpoint = _load(source)
     return checkpoint.with_declared(declared_beside(source.file, checkpoint.module))
 
 
 def _load(source: ModelSource) -> Checkpoint:
-    path, factory, allow_pickle = source.file, source.factory, source.allow_pickle
+    path, allow_pickle = source.file, source.allow_pickle
     if path is None:
-        return _from_factory(str(factory))
+        return _from_factory(source)
     try:
         if not path.exists():
             raise CheckpointError(path, "no such file or folder", "Check the path.")
+        refuse_bundle(path)
         refuse_distributed(path)
         refuse_unneeded_trust(path, source)
         if path.is_dir():
@@ -73,13 +79,13 @@ def _load(source: ModelSource) -> Checkpoint:
         if allow_pickle and (path.suffix == ".safetensors" or is_program_archive(path)):
             raise _unneeded_pickle(path)
         if path.suffix == ".safetensors":
-            return _from_state_dict(path, safetensors.torch.load_file(path), factory)
+            return _from_state_dict(path, safetensors.torch.load_file(path), source)
         if is_program_archive(path):
-            if factory:
-                raise _unneeded_factory("a .pt2 program", factory)
+            if source.factory:
+                raise _unneeded_factory("a .pt2 program", source)
             return Checkpoint(path, "torch.export program", program=load_program(path))
         refuse_other_formats(path)
-        return _load_torch_file(path, factory, allow_pickle)
+        return _load_torch_file(path, source)
     except SafetensorError as error:
         raise CheckpointError(
             path, f"not a complete safetensors file ({error})", "Copy or download it again."
@@ -95,7 +101,7 @@ def _load_folder(path: Path, source: ModelSource) -> Checkpoint:
         refuse_shards(path)
         raise _unneeded_factory(
             "a folder with its own configuration",
-            source.factory,
+            source,
             "; or give the file model.safetensors to load it into the factory's module",
         )
     if (path / MODULES).is_file():
@@ -107,50 +113,51 @@ def _load_folder(path: Path, source: ModelSource) -> Checkpoint:
     return read_folder(path, config)
 
 
-def _from_factory(factory: str) -> Checkpoint:
-    path, module = Path(factory.rpartition(":")[2]), unwrapped(call_factory(factory))
-    refuse_unusable(path, module)
-    return Checkpoint(path, f"module of {factory}", module)
+def _from_factory(source: ModelSource) -> Checkpoint:
+    given = source.factory
+    module = unwrapped(given if isinstance(given, nn.Module) else call_factory(source))
+    refuse_unusable(source.name, module)
+    return Checkpoint(source.name, f"module of {source.factory_name}", module)
 
 
-def _load_torch_file(path: Path, factory: str | None, allow_pickle: bool) -> Checkpoint:
-    file = read_torch_file(path, factory=factory, allow_pickle=allow_pickle)
+def _load_torch_file(path: Path, source: ModelSource) -> Checkpoint:
+    file = read_torch_file(path, factory=source.factory_name, allow_pickle=source.allow_pickle)
     declared = declared_in(str(path), file.content)
-    checkpoint = _read_content(path, file, factory).with_declared(declared)
-    if allow_pickle and not file.is_unpickled:
+    checkpoint = _read_content(path, file, source).with_declared(declared)
+    if source.allow_pickle and not file.is_unpickled:
         raise _unneeded_pickle(path)
     return checkpoint
 
 
-def _read_content(path: Path, file: TorchFile, factory: str | None) -> Checkpoint:
-    content = file.content
+def _read_content(path: Path, file: TorchFile, source: ModelSource) -> Checkpoint:
+    content, factory = file.content, source.factory
     if isinstance(content, dict) and content.get("format") == FORMAT:
         if factory:
-            raise _unneeded_factory("a checkpoint with its own configuration", factory)
+            raise _unneeded_factory("a checkpoint with its own configuration", source)
         return read_checkpoint(path, content)
     if file.is_unpickled and not factory:
         module = unwrapped(module_in(path, content))
         refuse_unusable(path, module)
         return Checkpoint(path, "pickled module", module)
     if factory and isinstance(content, nn.Module):
-        raise _unneeded_factory("a pickled module", factory)
+        raise _unneeded_factory("a pickled module", source)
     state = state_dict_in(path, content, is_plain=file.is_plain)
-    return _from_state_dict(path, state, factory, is_unpickled=file.is_unpickled)
+    return _from_state_dict(path, state, source, is_unpickled=file.is_unpickled)
 
 
 def _from_state_dict(
-    path: Path, state: Mapping[str, Tensor], factory: str | None, *, is_unpickled: bool = False
+    path: Path, state: Mapping[str, Tensor], source: ModelSource, *, is_unpickled: bool = False
 ) -> Checkpoint:
-    if factory is None:
+    if source.factory is None:
         raise CheckpointError(
             path,
             "a bare state dict: weights without their module",
             "Add --factory package.module:factory, a callable that returns the module.",
         )
-    module = unwrapped(call_factory(factory))
+    module = unwrapped(call_factory(source))
     load_weights(path, module, state)
     kind = "pickled state dict" if is_unpickled else "state dict"
-    return Checkpoint(path, f"{kind} for {factory}", module)
+    return Checkpoint(path, f"{kind} for {source.factory_name}", module)
 
 
 def _unneeded_pickle(path: Path) -> UsageError:
@@ -159,41 +166,53 @@ def _unneeded_pickle(path: Path) -> UsageError:
     )
 
 
-def _unneeded_factory(subject: str, factory: str, alternative: str = "") -> UsageError:
+def _unneeded_factory(subject: str, source: ModelSource, alternative: str = "") -> UsageError:
     return UsageError(
-        f"--factory is only for weights without a module, got --factory {factory} for {subject}.",
+        "--factory is only for weights without a module, got --factory "
+        f"{source.factory_name} for {subject}.",
         f"Omit --factory{alternative}.",
     )
 
 
-def call_factory(factory: str) -> nn.Module:
-    """Build the module that ``package.module:callable`` returns.
+def call_factory(source: ModelSource) -> nn.Module:
+    """Build the module that a callable, or the name ``package.module:callable``, returns.
 
     Raises:
         UsageError: if the callable cannot be imported or called, or does not return a module.
     """
-    target = import_callable(factory, "--factory")
+    factory, name = source.factory, f"--factory {source.factory_name}"
+    assert factory is not None
+    if isinstance(factory, nn.Module | ExportedProgram):
+        raise UsageError(
+            f"{name} must be a callable that returns an nn.Module, got a {type(factory).__name__}.",
+            "Write the program by torch.export.save(program, 'model.pt2'), and give the file."
+            if isinstance(factory, ExportedProgram)
+            else "Load the weights into the module, and give it without the file.",
+        )
+    target = import_callable(factory, "--factory") if isinstance(factory, str) else factory
     try:
         module = target()
     except (Exception, SystemExit) as error:
         raise UsageError(
-            f"--factory {factory}: the call raised {type(error).__name__}: {error}.",
-            "Give a callable without required arguments."
-            if isinstance(error, TypeError)
-            else f"Call it in Python to find the line: {_call(factory)}.",
+            f"{name}: the call raised {type(error).__name__}: {error}.",
+            _remedy_of_call(factory, error),
         ) from error
     if not isinstance(module, nn.Module):
         raise UsageError(
-            f"--factory {factory} must return an nn.Module, got a {type(module).__name__}.",
+            f"{name} must return an nn.Module, got a {type(module).__name__}.",
             "Give a callable that returns the module.",
         )
     return module
 
 
-def _call(factory: str) -> str:
-    """Return the line of Python that calls a factory."""
+def _remedy_of_call(factory: Factory, error: BaseException) -> str:
+    if not isinstance(factory, str):
+        return "Give the module itself, or a callable without required arguments."
+    if isinstance(error, TypeError):
+        return "Give a callable without required arguments."
     module, _, attribute = factory.partition(":")
-    return f"from {module} import {attribute.partition('.')[0]}; {attribute}()"
+    line = f"from {module} import {attribute.partition('.')[0]}; {attribute}()"
+    return f"Call it in Python to find the line: {line}."
 
 
 INDEX_SUFFIX = ".index.json"

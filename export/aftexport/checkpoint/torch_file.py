@@ -35,7 +35,7 @@ class TorchFile:
     is_plain: bool = True
 
 
-def read_torch_file(path: Path, *, factory: str | None, allow_pickle: bool) -> TorchFile:
+def read_torch_file(path: Path, *, factory: str, allow_pickle: bool) -> TorchFile:
     """Read a file of torch.save.
 
     Raises:
@@ -97,10 +97,10 @@ def _names(path: Path) -> list[str]:
         return []
 
 
-def _refused(path: Path, message: str, factory: str | None) -> tuple[str, str]:
+def _refused(path: Path, message: str, factory: str) -> tuple[str, str]:
     """Return the objects that need code to be read, and the remedy; empty texts without such."""
     save = "Save only its state_dict"
-    save += " and give --factory package.module:factory" if factory is None else ""
+    save += " and give --factory package.module:factory" if not factory else ""
     with reading_stand_ins():
         names = _names(path) or _GLOBAL.findall(message)
     if names:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from aftexport.cli import bench, build, calibrate, demo, export, fuse, inspect, unfuse, verify
 from aftexport.errors import AftexportError
-from aftexport.system.arguments import check_command
+from aftexport.system.arguments import HELP, check_command, help_last
 from aftexport.system.console import accept_any_terminal, escape
 from aftexport.system.installation import missing_module_error
 from aftexport.system.process import exit_status, interruptible
@@ -29,6 +29,22 @@ _EXTRAS = {"demo": {"torch": "demo", "scipy": "demo"}}
 """Extras that bring all that a command needs, by the module that it misses."""
 _EXPORT = "export"
 """A word that may stand before the model. Write ./export for a folder with this name."""
+_SHOW, _COMPARE = "aftexport inspect PATH", "aftexport verify BUNDLE"
+_SERVE, _EXPORT_TO = "aftserve BUNDLE", "aftexport MODEL --to onnx"
+_NEAR = {
+    **dict.fromkeys(("serve", "server", "run", "start", "deploy"), _SERVE),
+    **dict.fromkeys(("convert", "compile", "package", "save"), _EXPORT_TO),
+    **dict.fromkeys(("info", "show", "describe", "summary", "list"), _SHOW),
+    **dict.fromkeys(("check", "test", "validate", "compare", "parity"), _COMPARE),
+    **dict.fromkeys(("benchmark", "profile", "time"), "aftexport bench BUNDLE"),
+    **dict.fromkeys(("optimize", "optimise"), "aftexport fuse IN.onnx OUT.onnx"),
+    "quantize": f"{_EXPORT_TO} --precision int8",
+    "onnx": _EXPORT_TO,
+    "triton": "aftexport MODEL --to triton",
+    "batch": "aftserve batch BUNDLE",
+    "version": "aftexport --version",
+}
+"""What to write in place of words that other programs have as commands."""
 _REMEDIES = {
     errno.EDQUOT: "Free disk space there, or choose another disk.",
     errno.EFBIG: "Raise the limit on the size of files (ulimit -f), or choose another disk.",
@@ -39,7 +55,7 @@ _REMEDIES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = help_last(sys.argv[1:] if arguments is None else arguments)
     accept_any_terminal()
     errors = Console(stderr=True, soft_wrap=True, emoji=False)
     try:
@@ -52,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if words[:1] == [_EXPORT]:
                 return export.run(words[1:])
             if words:
-                check_command(words[0], {*COMMANDS, _EXPORT}, "aftexport", "a model file")
+                own = {word: f"aftexport {word}" for word in (*COMMANDS, _EXPORT, HELP)}
+                check_command(words, _NEAR | own, "aftexport", "a model file")
             return export.run(words)
     except AftexportError as error:
         errors.print(f"[bold red]error:[/] {escape(error.problem)}\n  {escape(error.remedy)}")

@@ -12,7 +12,7 @@ from aftexport.cli import triton
 from aftexport.cli.options import add_options, read_options, read_source
 from aftexport.options import ExportOptions, ModelSource
 from aftexport.system.arguments import make_parser
-from aftexport.system.console import escape
+from aftexport.system.console import print_json
 from aftexport.system.process import collection_paused
 
 if TYPE_CHECKING:
@@ -58,29 +58,50 @@ def run(words: list[str]) -> int:
     if given.model is None and given.factory is None:
         parser.error("a model file, or --factory PACKAGE.MODULE:FACTORY, is required")
     source, options = read_source(given), read_options(ExportOptions, given)
+    console = Console(emoji=False, quiet=given.quiet or given.json)
+    make = partial(_export, source, console=console, is_verbose=given.verbose)
     if given.to == triton.TARGET:
-        return triton.write(parser, given, options, partial(_export, source))
+        if given.json:
+            parser.error("--json needs a bundle, got --to triton")
+        return triton.write(parser, given, options, make, console)
     triton.check_absent(parser, given)
-    bundle = _export(source, options)
-    Console(emoji=False).print(f"Bundle: [bold]{escape(str(bundle.path))}[/]", soft_wrap=True)
+    bundle = make(options)
+    from aftexport.deploy.summary import to_dict
+    from aftexport.pipeline.results import print_place
+
+    if given.json:
+        print_json(to_dict(bundle))
+    print_place(console, bundle)
     return 0
 
 
-def _export(source: ModelSource, options: ExportOptions) -> "Bundle":
-    with collection_paused():
-        from aftexport.pipeline.export import export  # imports torch; a bundle needs no torch
+def _export(
+    source: ModelSource, options: ExportOptions, *, console: Console, is_verbose: bool
+) -> "Bundle":
+    with collection_paused():  # imports torch; a bundle needs no torch
+        from aftexport.pipeline.export import run_export
+        from aftexport.pipeline.request import checked_request
 
-    return export(source, options)
+    return run_export(checked_request(source, options), console, is_verbose=is_verbose)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser(
-        "aftexport", "Export a linear-attention model to a verified bundle.", _EPILOG
+        "aftexport",
+        "Export a linear-attention model to a verified bundle.",
+        _EPILOG,
+        example="aftexport MODEL --to onnx",
     )
     add = parser.add_argument
     add("model", type=Path, nargs="?", help="model file or folder, see below")
     actions = add_options(parser, ExportOptions, required="to")
     add_options(parser, ModelSource, without="path")
     triton.add_options(parser, actions)
+    output = parser.add_argument_group("output").add_mutually_exclusive_group()
+    output.add_argument("-v", "--verbose", action="store_true",
+        help="print each step, each comparison and the size of each file")  # fmt: skip
+    output.add_argument("-q", "--quiet", action="store_true", help="print only errors and warnings")
+    output.add_argument("--json", action="store_true",
+        help="print the result as JSON, like aftexport inspect --json")  # fmt: skip
     add("--version", action="version", version=f"aftexport {__version__}")
     return parser

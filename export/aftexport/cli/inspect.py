@@ -7,6 +7,7 @@ from rich.console import Console
 from aftexport.cli.options import add_options, read_options
 from aftexport.options import ModelSource
 from aftexport.system.arguments import make_parser
+from aftexport.system.console import print_json
 
 _CONFIGS = ("config.json", "modules.json")
 """Files by which a folder is a model."""
@@ -20,14 +21,17 @@ def run(words: list[str]) -> int:
     parser.add_argument(
         "path", type=Path, metavar="BUNDLE|MODEL", help="a bundle folder, a model file or folder"
     )
+    parser.add_argument("--json", action="store_true", help="print the contents as JSON")
     add_options(parser, ModelSource, without="path")
     options = parser.parse_args(words)
     source = read_options(ModelSource, options, path=options.path)
 
-    from aftexport.bundle.bundle import MANIFEST, is_bundle
-    from aftexport.deploy.inspection import show_bundle, show_checkpoint
+    from aftexport.bundle.bundle import MANIFEST, Bundle, is_bundle
+    from aftexport.deploy.inspection import describe_checkpoint, show_bundle, show_checkpoint
+    from aftexport.deploy.summary import to_dict
     from aftexport.errors import BundleError, UsageError
 
+    console = Console(emoji=False)
     if is_bundle(options.path):
         given = [*(["--factory"] if source.factory else []), *source.permissions]
         if given:
@@ -35,7 +39,11 @@ def run(words: list[str]) -> int:
                 f"{given[0]} is for a model, got the bundle {options.path}.",
                 f"Leave {given[0]} out.",
             )
-        show_bundle(options.path, Console(emoji=False))
+        bundle = Bundle.open(options.path)
+        if options.json:
+            print_json(to_dict(bundle))
+        else:
+            show_bundle(bundle, console)
     elif options.path.is_dir() and not any((options.path / name).exists() for name in _CONFIGS):
         raise BundleError(
             options.path,
@@ -44,5 +52,9 @@ def run(words: list[str]) -> int:
             "Give a bundle, a model folder or a model file.",
         )
     else:
-        show_checkpoint(source, Console(emoji=False))
+        described = describe_checkpoint(source)
+        if options.json:
+            print_json(described)
+        else:
+            show_checkpoint(described, console)
     return 0

@@ -25,7 +25,7 @@ _MEANINGS = {
 }
 """The further meanings of options of an export."""
 _OWN = ("name", "mounted")
-_OF_A_BUNDLE = {"to", "model", "out", "force", "max_batch", *_OWN}
+_OF_A_BUNDLE = {"to", "model", "out", "force", "max_batch", "quiet", *_OWN}
 """The options that are allowed if the input is a bundle, which needs no export."""
 
 
@@ -53,6 +53,7 @@ def write(
     given: argparse.Namespace,
     options: ExportOptions,
     export: "Callable[[ExportOptions], Bundle]",
+    console: Console,
 ) -> int:
     """Write the repository of a bundle, or of a model by ``export``; return the exit status."""
     from aftexport.bundle.bundle import Bundle, is_bundle
@@ -61,7 +62,6 @@ def write(
 
     if options.long_documents is not None:
         parser.error("--long-documents needs --to onnx, got --to triton, which cuts no documents")
-    console = Console(emoji=False)
     path = given.model
     model = path or Path(given.factory.rpartition(":")[2])
     model = model if model.name else model.resolve()

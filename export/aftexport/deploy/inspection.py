@@ -1,21 +1,22 @@
 """The printed description of a bundle or a model file."""
 
-import json
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
 import onnx
 from rich.console import Console
 
 import aftplugins
-from aftexport.bundle.bundle import PARITY, Bundle
+from aftexport.bundle.bundle import TOKENIZER, Bundle
 from aftexport.bundle.manifest import EnginePlan, Manifest
 from aftexport.chunked.incremental_model import append_problem
 from aftexport.chunked.runner import MEMORY_BUDGET
 from aftexport.deploy.build_engine import find, show_engine, wanted_here
+from aftexport.deploy.summary import gaps, stored_report
 from aftexport.engines.onnxruntime import operator_paths
 from aftexport.engines.peak_memory import predict_memory
 from aftexport.engines.product_methods import ProductShares, method_table, product_methods
-from aftexport.errors import BundleError, EngineError
+from aftexport.errors import EngineError
 from aftexport.options import ModelSource
 from aftexport.parity.calibration import error_table, threshold_sentence
 from aftexport.system.console import escape, operator_table, plain_table, size_table
@@ -24,17 +25,17 @@ from aftexport.system.contract import MAX_TOKENS
 _SHOWN_FEATURES = 8
 
 
-def show_bundle(path: Path, console: Console) -> None:
+def show_bundle(bundle: Bundle, console: Console) -> None:
     """Print a bundle's manifest, its files, and the path of each operator on this machine."""
-    bundle = Bundle.open(path)
-    manifest = bundle.manifest
-    rows: dict[str, object] = {"bundle": path, "from": manifest.source.get("kind")}
+    manifest, report = bundle.manifest, stored_report(bundle)
+    rows: dict[str, object] = {"bundle": bundle.path, "from": manifest.source.get("kind")}
     rows |= manifest.config or {}
     rows |= {
         "inputs": ", ".join(manifest.inputs),
         "extra inputs": _extra_inputs(manifest),
         "vocabulary": manifest.vocab_size,
         "features": _features(manifest),
+        "tokenizer": "yes" if TOKENIZER in bundle.files else None,
         "longest document": _tokens(None if manifest.windows else manifest.max_tokens),
         "windows": _windows(manifest),
         "longer than memory": f"no: {manifest.whole_only}"
@@ -53,7 +54,7 @@ def show_bundle(path: Path, console: Console) -> None:
         **_node_precisions(manifest),
         **_position_biases(manifest),
         "opset": manifest.opset,
-        "parity": _parity(bundle),
+        "parity": f"{report.verdict}. {report.reason}",
         "made with": ", ".join(f"{k} {v}" for k, v in manifest.versions.items()),
     }
     _show(console, rows)
@@ -68,9 +69,11 @@ def show_bundle(path: Path, console: Console) -> None:
     if manifest.operators and (why := aftplugins.missing("onnxruntime")):
         console.print(f"[yellow]{why}[/]")
     if plan := manifest.engine:
-        show_engine(plan, path, console)
+        show_engine(plan, bundle.path, console)
         _show_fit(bundle, plan, console)
     console.print(size_table(bundle.files))
+    for gap in gaps(bundle):
+        console.print(f"[yellow]{escape(gap)}[/]", soft_wrap=True)
 
 
 def _append(bundle: Bundle) -> str:
@@ -108,8 +111,8 @@ def _products(bundle: Bundle) -> dict[str, object]:
     return {} if shares is None else {"products": shares}
 
 
-def show_checkpoint(source: ModelSource, console: Console) -> None:
-    """Print the kind of a model file and the number of its weights.
+def describe_checkpoint(source: ModelSource) -> dict[str, Any]:
+    """Return the kind, the configuration and the size of a model file as JSON-ready values.
 
     Raises:
         CheckpointError: if the file cannot be read.
@@ -124,23 +127,39 @@ def show_checkpoint(source: ModelSource, console: Console) -> None:
         assert checkpoint.module is not None
         weights = dict(checkpoint.module.state_dict())
     config = getattr(checkpoint.module, "config", None)
-    rows: dict[str, object] = {"model": source.path, "kind": checkpoint.kind}
-    if isinstance(config, ClassifierConfig):
-        rows |= config.to_dict()
-    rows |= {
-        "weights": f"{sum(t.numel() for t in weights.values()):,} in {len(weights)}",
-        "task": checkpoint.task or "not declared",
-        "labels": ", ".join(checkpoint.labels) if checkpoint.labels else "none",
-        "tokenizer": "yes" if checkpoint.tokenizer else "none",
+    return {
+        "model": str(source.path),
+        "kind": checkpoint.kind,
+        "config": config.to_dict() if isinstance(config, ClassifierConfig) else None,
+        "tensors": len(weights),
+        "numbers": sum(t.numel() for t in weights.values()),
+        "task": checkpoint.task,
+        "labels": checkpoint.labels,
+        "has_tokenizer": checkpoint.tokenizer is not None,
+    }
+
+
+def show_checkpoint(described: Mapping[str, Any], console: Console) -> None:
+    """Print the description of a model file."""
+    rows = {
+        "model": described["model"],
+        "kind": described["kind"],
+        **(described["config"] or {}),
+        "weights": f"{described['numbers']:,} in {described['tensors']}",
+        "task": described["task"] or "not declared",
+        "labels": ", ".join(described["labels"] or ()) or "none",
+        "tokenizer": "yes" if described["has_tokenizer"] else "none",
     }
     _show(console, rows)
 
 
-def _show(console: Console, rows: dict[str, object]) -> None:
+def _show(console: Console, rows: Mapping[str, object]) -> None:
+    """Print the rows that have a value."""
     table = plain_table("", "")
     for name, value in rows.items():
-        # A label or a path may look like markup.
-        table.add_row(name, escape(str(value)))
+        if value is not None:
+            # A label or a path may look like markup.
+            table.add_row(name, escape(str(value)))
     console.print(table)
 
 
@@ -150,19 +169,6 @@ def _show_fit(bundle: Bundle, plan: EnginePlan, console: Console) -> None:
         console.print(f"The engine for this machine: {escape(str(file.engine))}", soft_wrap=True)
     except EngineError as error:
         console.print(f"[yellow]No engine for this machine:[/] {escape(error.problem)}")
-
-
-def _parity(bundle: Bundle) -> str:
-    if PARITY not in bundle.files:
-        return "not checked"
-    try:
-        record = json.loads((bundle.path / PARITY).read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise BundleError(
-            bundle.path, f"{PARITY} cannot be read ({error})", "Export the model again."
-        ) from error
-    checked = isinstance(record, dict) and record.get("checked")
-    return f"checked, see {PARITY}" if checked else "not checked"
 
 
 def _evidence(manifest: Manifest) -> str | None:

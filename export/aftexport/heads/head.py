@@ -149,6 +149,12 @@ def numbered(count: int, names: Sequence[str] | None, stem: str) -> tuple[str, .
     return tuple(names)
 
 
+def is_numbered(names: Sequence[str]) -> bool:
+    """Return whether names are those that ``numbered`` makes without given ones."""
+    stem = names[0].rpartition("_")[0]
+    return stem in ("class", "label", "value") and names == numbered(len(names), None, stem)
+
+
 def check_distinct(field: str, names: Sequence[str]) -> None:
     """Raise ValueError if two names of a field of the manifest are equal."""
     if len(set(names)) != len(names):

@@ -105,6 +105,16 @@ class Comparison(Differences):
         """True if the output, and the numbers made of it, are within the bound."""
         return self.largest_error <= self.bound
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return the comparison of which ``to_dict`` gave the values."""
+        own = {one.name: values[one.name] for one in fields(cls)}
+        read = {
+            name: float(value) if name in _NUMBERS and value is not None else value
+            for name, value in own.items()
+        }
+        return cls(**read | {"shape": tuple(own["shape"])})
+
     def to_dict(self) -> dict[str, Any]:
         """Return the values for JSON; numbers that are not finite become text, such as ``inf``."""
         values = {
@@ -112,6 +122,9 @@ class Comparison(Differences):
             for name, value in asdict(self).items()
         }
         return values | {"shape": list(self.shape), "passed": self.passed}
+
+
+_NUMBERS = {one.name for one in fields(Differences)} | {"bound", "score_error", "closest_margin"}
 
 
 def compare(

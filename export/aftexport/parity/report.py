@@ -86,7 +86,8 @@ class Layers:
     # tensors whose observation changes how ONNX Runtime fuses the served graph
     altered: Sequence[str]
     unmatched: Sequence[str]  # tensors of the graph that PyTorch's program lacks
-    blame: Blame | None  # origin of the error; None if everything is within tolerance
+    # origin of the error; None if there is none to explain
+    blame: Blame | None
 
     @property
     def first(self) -> Layer | None:
@@ -181,21 +182,27 @@ class Report:
         """The result of the comparison by layer in a few sentences; None without a comparison."""
         if self.layers is None:
             return None
-        if self.layers.first is None or self.layers.blame is None:
+        first, blame, case = self.layers.first, self.layers.blame, self.layers.case
+        if first is None:
             count = len(self.layers.layers)
-            return (
-                f"All {count} intermediate tensors are within tolerance in the case "
-                f"{self.layers.case!r}."
-            )
-        first, blame = self.layers.first, self.layers.blame
+            place = f"All {count} intermediate tensors are within tolerance in the case {case!r}"
+            if blame is None:
+                return f"{place}." + (self._other_run if not self.passed else "")
+            place += f"; the error of the output grows first at {blame.tensor}"
+        else:
+            module = first.module or "the model itself"
+            place = f"The first tensor out of tolerance, in the case {case!r}, is {first.tensor}"
+            place += f" in {module}"
+        assert blame is not None  # of the first tensor
         return " ".join(
-            [
-                f"The first tensor out of tolerance, in the case {self.layers.case!r}, is "
-                f"{first.tensor} in {first.module or 'the model itself'}. The cause is the "
-                f"{blame.cause}: {blame.sentence}",
-                *blame.findings,
-            ]
+            [f"{place}. The cause is the {blame.cause}: {blame.sentence}", *blame.findings]
         )
+
+    @property
+    def _other_run(self) -> str:
+        """The failed comparison that the tensors do not explain, in a sentence."""
+        failed = worst([c for c in self.comparisons if not c.passed])
+        return f" The error is in another run: {_subject(failed)}, case {failed.case!r}."
 
     def worst_tokens(self) -> list[int] | None:
         """Return the first token ids of the model's worst case, from its first row.
@@ -310,8 +317,10 @@ def parity_table(results: Sequence[Comparison], reference: str, *, name: str = "
     named = ["output"] if len(outputs) > 1 else []
     columns = ("input", "error", "bound", "ulps", "flips", "")
     table = plain_table(f"parity with {name}", *named, *columns)
-    formula = "max |output - reference| / max(1, max |reference|)"
-    table.caption = f"error: {formula}, {reference} reference, or that of the scores if larger"
+    table.caption = (
+        "The error is max |output - reference| / max(1, max |reference|), with a reference in "
+        f"{reference}; or that of the scores, if it is larger."
+    )
     table.caption_justify = "left"
     for result in results:
         verdict = "[green]within[/]" if result.passed else "[bold red]OUTSIDE[/]"

@@ -1,7 +1,8 @@
 """The export of a model file to a verified bundle: the steps, and the content of the folder."""
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress as Bar
 
 from aftexport._version import __version__
 from aftexport.bundle.bundle import (
@@ -57,13 +58,15 @@ from aftexport.pipeline.results import (
     parity_error,
     parity_record,
     parity_report,
+    print_place,
     print_summary,
+    print_tables,
 )
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import MAX_FLOAT16, beyond_error
 from aftexport.pipeline.windows import layout_of, policy_of
-from aftexport.recognition.result import show_recognition
-from aftexport.system.console import escape, stage
+from aftexport.recognition.result import show_findings, show_recognition
+from aftexport.system.console import Progress, escape, stage
 from aftexport.system.contract import DEFAULT_OPSET
 from aftexport.system.files import aside_folder, move_into_place, sha256, write_json
 from aftexport.system.onnx_files import write_model
@@ -74,19 +77,23 @@ if TYPE_CHECKING:
 
 
 def export(
-    path: StrPath | ModelSource | None = None,
+    model: StrPath | Callable[..., Any] | ModelSource | None = None,
     options: ExportOptions | None = None,
     *,
     console: Console | None = None,
+    verbose: bool = False,
     **changes: Any,
 ) -> Bundle:
     """Export a model to a bundle and compare it with PyTorch.
 
     Args:
-        path: any of the seven kinds of model file that ``aftexport.load`` reads, an ONNX file, or a
-            whole source; None for the module of a factory.
+        model: an ``nn.Module``, which is not changed; its class or another callable without
+            arguments that returns one; any of the seven kinds of model file that ``aftexport.load``
+            reads; an ONNX file; or a whole source. None for the module of a factory.
         options: the options; all defaults by default.
-        console: console for the progress; standard output by default.
+        console: console for the progress and the summary; standard output by default, and
+            ``Console(quiet=True)`` prints nothing.
+        verbose: print each step, each comparison and the size of each file too.
         changes: fields of ``ExportOptions`` and ``ModelSource`` by name, such as
             ``precision="int8"`` or ``factory="package.module:callable"``.
 
@@ -97,24 +104,38 @@ def export(
         TypeError: if an option has an unknown name.
     """
     source, options = with_options(
-        "export", changes, as_source(path), ExportOptions() if options is None else options
+        "export", changes, as_source(model), ExportOptions() if options is None else options
     )
-    return _Export(checked_request(source, options), console or Console(emoji=False)).run()
+    console = console or Console(emoji=False)
+    bundle = run_export(checked_request(source, options), console, is_verbose=verbose)
+    print_place(console, bundle)
+    return bundle
+
+
+def run_export(request: Request, console: Console, *, is_verbose: bool) -> Bundle:
+    """Run the steps of an export, see ``export``, without a line on the place of the bundle."""
+    return _Export(request, console, is_verbose=is_verbose).run()
+
+
+Stage = Callable[[str], AbstractContextManager[Progress]]
+"""A step of an export with its title, see ``system.console.stage``."""
 
 
 class _Export:
     """An export, with a method for each step in the order of ``run``."""
 
-    def __init__(self, request: Request, console: Console) -> None:
+    def __init__(self, request: Request, console: Console, *, is_verbose: bool) -> None:
         self._request = request
         self._options = request.options
         self._console = console
+        self._is_verbose = is_verbose
+        self._stage: Stage = partial(stage, console, is_reported=is_verbose)
 
     def run(self) -> Bundle:
-        checkpoint = read_source(self._request, self._console)
+        checkpoint = read_source(self._request, self._stage)
         tokenizer = tokenizer_text(checkpoint.tokenizer, self._options.tokenizer)
         self._check_first(checkpoint, tokenizer)
-        traced = trace_source(checkpoint, self._request, tokenizer, self._console)
+        traced = trace_source(checkpoint, self._request, tokenizer, self._stage)
         heads = self._heads(checkpoint, traced)
         check_precision(traced.model, self._request)
         advice = self._advice(traced, heads)
@@ -127,7 +148,7 @@ class _Export:
         if features is None and (count := traced.spec.num_features) is not None:
             features = Features.of_count(count)
         with aside_folder(self._request.out) as folder:
-            with stage(self._console, "Writing the bundle"):
+            with self._stage("Writing the bundle"):
                 manifest = make_manifest(
                     checkpoint, traced, heads, self._request, advice, features=features
                 )
@@ -165,7 +186,7 @@ class _Export:
             return None
         asked = self._options.tolerance
         bound = TOLERANCES["fp32"].bound if asked is None else asked
-        with Progress(console=self._console, transient=True) as bar:
+        with Bar(console=self._console, transient=True) as bar:
             task = bar.add_task("Measuring each node", total=measurements(traced.model))
             advance = partial(bar.advance, task)
             return advise(traced.model, traced.cases, bound, advance, heads=heads)
@@ -230,7 +251,8 @@ class _Export:
         for note in notes:
             self._console.print(f"[yellow]{escape(note)}[/]")
         if traced.recognition is not None:
-            show_recognition(traced.recognition, self._console)
+            show = show_recognition if self._is_verbose else show_findings
+            show(traced.recognition, self._console)
         return notes
 
     def _verify(
@@ -241,12 +263,12 @@ class _Export:
         title = f"Comparing with {draft.manifest.reference_title}"
         # Another machine may choose the coarsest method that the precision allows.
         methods = usable_methods(draft.manifest.precision)
-        with stage(self._console, title), forced_methods(methods):
+        with self._stage(title), forced_methods(methods):
             results = verify(draft)
             if long_case is not None:
                 results += verify(draft, cases=[long_case])
         if all(r.passed for r in results):
-            with stage(self._console, "Comparing in a stock session"):
+            with self._stage("Comparing in a stock session"):
                 results += verify_stock(draft, cases)
         return results
 
@@ -274,6 +296,8 @@ class _Export:
         """Print the summary; return the bundle, or raise ParityError."""
         request = self._request
         bundle = Bundle.open(request.out if passed else request.failed_out)
+        if self._is_verbose:
+            print_tables(self._console, bundle, paths, results)
         print_summary(self._console, bundle, paths, results)
         if not passed:
             raise parity_error(worst(results), bundle, self._options.precision)
@@ -293,7 +317,7 @@ class OnnxSource:
     heads: Mapping[str, Head] | None = None
 
 
-def read_source(request: Request, console: Console) -> "Checkpoint | OnnxSource":
+def read_source(request: Request, stage: Stage) -> "Checkpoint | OnnxSource":
     """Return the model of a request.
 
     Raises:
@@ -301,7 +325,7 @@ def read_source(request: Request, console: Console) -> "Checkpoint | OnnxSource"
     """
     if request.source.is_onnx:
         return OnnxSource(request.source.name)
-    with stage(console, f"Reading {request.source.name}"):
+    with stage(f"Reading {request.source.name}"):
         from aftexport.checkpoint import load  # imports torch
 
         return load(request.source)
@@ -311,7 +335,7 @@ def trace_source(
     source: "Checkpoint | OnnxSource",
     request: Request,
     tokenizer: str | None,
-    console: Console,
+    stage: Stage,
 ) -> TracedModel:
     """Return the traced model of a source.
 
@@ -320,11 +344,11 @@ def trace_source(
         UsageError: if an option does not suit the model.
     """
     if isinstance(source, OnnxSource):
-        with stage(console, f"Examining {request.source.name}") as progress:
+        with stage(f"Examining {request.source.name}") as progress:
             traced = trace_onnx(request, tokenizer, progress)
             give_back()
         return traced
-    with stage(console, "Tracing to ONNX") as progress:
+    with stage("Tracing to ONNX") as progress:
         from aftexport.pipeline.trace import trace  # imports torch
 
         traced = trace(source, request, tokenizer, progress)

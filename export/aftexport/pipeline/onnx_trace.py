@@ -168,7 +168,7 @@ def _check_options(request: Request) -> None:
     """Refuse options that only apply to PyTorch models."""
     source, options = request.source, request.options
     unused = {
-        f"--factory {source.factory}": source.factory is not None,
+        f"--factory {source.factory_name}": source.factory is not None,
         **dict.fromkeys(source.permissions, True),
         f"--opset {options.opset}": options.opset is not None,
         **{f"--input {extra.name}": True for extra in request.extras},

@@ -1,12 +1,13 @@
 """The request of an export, checked before anything is read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
 import onnx
 
+from aftexport.bundle.bundle import refuse_bundle
 from aftexport.bundle.features import Features, read_features
 from aftexport.bundle.manifest import Aggregate
 from aftexport.bundle.output_path import check_output_path
@@ -19,7 +20,14 @@ from aftexport.heads import HEADS
 from aftexport.lowering.file_format import check_opset
 from aftexport.operators.domain import DOMAIN, operator_name
 from aftexport.operators.encoder import OPERATORS
-from aftexport.options import ExportOptions, ModelSource, Precision, StrPath, Target
+from aftexport.options import (
+    ExportOptions,
+    ModelSource,
+    Precision,
+    SerializableTokenizer,
+    StrPath,
+    Target,
+)
 from aftexport.pipeline.head_choice import read_heads
 
 _PRECISION = "precision"
@@ -55,6 +63,9 @@ def checked_request(source: ModelSource, options: ExportOptions) -> Request:
         UsageError: if two options do not fit together, ``out`` cannot be written, or a file of an
             option is not valid.
     """
+    if source.file is not None:
+        refuse_bundle(source.file)
+    options = replace(options, task=_normalized(options.task))
     out = _bundle_folder(source, options.out)
     request = Request(source, options, out, parse_inputs(options.inputs or {}))
     _check_choice("--to", options.to, get_args(Target))
@@ -99,6 +110,13 @@ def checked_request(source: ModelSource, options: ExportOptions) -> Request:
     return request
 
 
+def _normalized(task: str | Mapping[str, str] | None) -> str | dict[str, str] | None:
+    """Return tasks with underscores in place of the hyphens that pipelines of transformers have."""
+    if task is None or isinstance(task, str):
+        return task and task.replace("-", "_")
+    return {name: one.replace("-", "_") for name, one in task.items()}
+
+
 def _bundle_folder(source: ModelSource, out: StrPath | None) -> Path:
     if out is None:
         # "." has no name to which the suffix can be added.
@@ -132,20 +150,28 @@ def check_precision(model: onnx.ModelProto, request: Request) -> None:
         )
 
 
-def tokenizer_text(own: str | None, path: str | Path | None) -> str | None:
-    """Return the JSON of the file ``path``, or of ``bytes``; without a path, the model's ``own``.
+def tokenizer_text(own: str | None, given: StrPath | SerializableTokenizer | None) -> str | None:
+    """Return the JSON of a file, of ``bytes`` or of an object; for None, the model's ``own``.
 
     Raises:
-        UsageError: if the file cannot be read.
+        UsageError: if the file cannot be read, or the object has no such JSON.
     """
-    if path is None:
+    if given is None:
         return own
-    if path == BYTES:  # a Path of this name is a file
+    if given == BYTES:  # a Path of this name is a file
         return str(byte_tokenizer().to_str())
+    if not isinstance(given, str | Path):
+        if not hasattr(given, "to_str"):
+            raise UsageError(
+                "--tokenizer must be the path of a tokenizer.json, bytes, or in Python a "
+                f"tokenizers.Tokenizer, got a {type(given).__name__}.",
+                "Give the path of the tokenizer.json that its save_pretrained writes.",
+            )
+        return str(given.to_str())
     try:
-        return Path(path).read_text("utf-8")
+        return Path(given).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--tokenizer {path}: {error}.", "Check the path.") from error
+        raise UsageError(f"--tokenizer {given}: {error}.", "Check the path.") from error
 
 
 def check_ids(spec: InputSpec, tokenizer: str | None) -> None:

@@ -11,13 +11,14 @@ from aftexport.bundle.golden import Case
 from aftexport.bundle.manifest import Manifest
 from aftexport.chunked.softmaxes import count_softmax_attention
 from aftexport.deploy.build_engine import show_engine
+from aftexport.deploy.summary import gaps, next_command, operators_sentence
 from aftexport.engines.product_methods import ProductShares
 from aftexport.errors import ParityError
 from aftexport.parity import Comparison
 from aftexport.parity.report import Report, inputs_of, parity_table, print_meanings, subject_of
 from aftexport.pipeline.traced_model import TracedModel
 from aftexport.pipeline.value_ranges import MAX_FLOAT16
-from aftexport.system.console import operator_table, size_table
+from aftexport.system.console import escape, operator_table, size_table, size_text
 
 
 def parity_record(
@@ -95,21 +96,63 @@ def _error_of_pytorch(furthest: Comparison, bundle: Bundle) -> ParityError | Non
     )
 
 
+def print_tables(
+    console: Console, bundle: Bundle, paths: dict[str, str], results: Sequence[Comparison]
+) -> None:
+    """Print the operators, the comparisons and the sizes of a bundle in full."""
+    manifest = bundle.manifest
+    console.print(operator_table(manifest.operators, paths))
+    if results:
+        console.print(parity_table(results, manifest.reference, name=manifest.reference_name))
+    print_meanings(console, manifest.heads)
+    console.print(size_table(bundle.files))
+
+
 def print_summary(
     console: Console, bundle: Bundle, paths: dict[str, str], results: Sequence[Comparison]
 ) -> None:
-    """Print the operators, the comparisons, the engine and the sizes of a bundle."""
-    console.print(operator_table(bundle.manifest.operators, paths))
-    if results:
-        manifest = bundle.manifest
-        name = manifest.reference_name
-        console.print(parity_table(results, manifest.reference, name=name))
-    else:
-        console.print("[yellow]Parity was not checked (--no-verify).[/]")
-    if plan := bundle.manifest.engine:
+    """Print the verdict, the operators, the answers, the engine and the gaps of a bundle."""
+    manifest = bundle.manifest
+    report = Report(manifest, results)
+    if not report.passed and results:
+        outside = [result for result in results if not result.passed]
+        console.print(parity_table(outside, manifest.reference, name=manifest.reference_name))
+        return  # the error has the verdict
+    color = "green" if results else "yellow"
+    lines = [
+        f"[{color}]{report.verdict}.[/] {escape(report.reason)}",
+        f"Operators: {operators_sentence(bundle, paths)}.",
+        *(f"Answers: {escape(_answer(name, bundle))}." for name in manifest.heads),
+        *(f"[yellow]{escape(gap)}[/]" for gap in gaps(bundle)),
+    ]
+    for line in lines:
+        console.print(line, soft_wrap=True)
+    if plan := manifest.engine:
         show_engine(plan, bundle.path, console)
-    print_meanings(console, bundle.manifest.heads)
-    console.print(size_table(bundle.files))
+
+
+def print_place(console: Console, bundle: Bundle) -> None:
+    """Print the path and the size of a bundle, and the command that serves it."""
+    size = size_text(sum(bundle.files.values()))
+    for line in (
+        f"Bundle: [bold]{escape(str(bundle.path))}[/], {size}",
+        f"Next: {escape(next_command(bundle))}",
+    ):
+        console.print(line, soft_wrap=True)
+
+
+_SHOWN_LABELS = 8
+
+
+def _answer(name: str, bundle: Bundle) -> str:
+    """Return the task of a head and the names of its numbers, as far as they fit a line."""
+    head = bundle.manifest.heads[name]
+    place = "" if len(bundle.manifest.heads) == 1 else f"{name}, "
+    if not head.is_named:
+        return f"{place}{head.task} of {len(head.names):,} numbers"
+    more = len(head.names) - _SHOWN_LABELS
+    shown = ", ".join(head.names[:_SHOWN_LABELS]) + f" and {more:,} more" * (more > 0)
+    return f"{place}{head.task} of {shown}"
 
 
 def export_notes(

@@ -36,6 +36,7 @@ from aftexport.recognition.graph.normalize import remove_no_ops
 from aftexport.recognition.graph.shape_probe import NoRunnableSizes, ProbedGraph, probe
 from aftexport.recognition.patterns import PATTERNS, feature_products
 from aftexport.recognition.patterns.failed_conditions import (
+    POOLING_CONDITIONS,
     failed_condition,
     has_pairs,
     layout_condition,
@@ -55,7 +56,7 @@ from aftexport.recognition.projections import (
 from aftexport.recognition.read import layout
 from aftexport.recognition.read.formulas import FORMULAS, PRODUCT_FORMULAS, PRODUCT_FUNCTIONS
 from aftexport.recognition.read.reader import Reader
-from aftexport.recognition.result import Match, NearMiss, Recognition
+from aftexport.recognition.result import POOLING, Match, NearMiss, Recognition
 from aftexport.recognition.terms import ONE, Axis, Dims, Product, Unreadable
 from aftexport.recognition.writer import Writer, write_nodes
 
@@ -105,7 +106,7 @@ def recognize(
     if (
         overridable
         and not recognition.matches
-        and all(m.mechanism == _ANY_SUM for m in recognition.near_misses)
+        and all(m.mechanism in (POOLING, _ANY_SUM) for m in recognition.near_misses)
     ):
         recognition.unexamined = (
             f"{len(overridable)} of the weights are inputs too, as {overridable[0]},"
@@ -236,7 +237,8 @@ class _Recognizer:
             except Unreadable:
                 condition = None  # its gate has no formula
             if condition is not None:
-                left = self._near_miss(_ANY_SUM, value, condition, subject.reader)
+                mechanism = POOLING if condition in POOLING_CONDITIONS else _ANY_SUM
+                left = self._near_miss(mechanism, value, condition, subject.reader)
                 self._sums.append(left)
                 self._explained |= left[2]
 
@@ -263,7 +265,7 @@ class _Recognizer:
             except NearMissFound as miss:
                 if subject is not None and has_pairs(subject):
                     break  # dot-product attention fails other conditions too
-                return subject, self._near_miss(mechanism, value, str(miss), reader)
+                return subject, self._near_miss(mechanism, value, str(miss), reader, miss.remedy)
             except Unreadable:
                 continue
         return subject, None
@@ -298,11 +300,13 @@ class _Recognizer:
         except Unreadable:
             return None
 
-    def _near_miss(self, mechanism: str, value: ir.Value, reason: str, reader: Reader) -> _Missed:
+    def _near_miss(
+        self, mechanism: str, value: ir.Value, reason: str, reader: Reader, remedy: str = ""
+    ) -> _Missed:
         end = value.producer()
         assert end is not None
         part = part_of(value, reader.ends, self._probed).nodes
-        return NearMiss(mechanism, str(value.name), reason), end, {*part}
+        return NearMiss(mechanism, str(value.name), reason, remedy), end, {*part}
 
     def _replace(self, value: ir.Value, dims: Dims, rewrite: Rewrite, reader: Reader) -> None:
         """Write the rewrite, compare it, and put it into the graph; raises NearMissFound."""

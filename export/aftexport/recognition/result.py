@@ -25,6 +25,10 @@ class Match:
     note: str = ""  # the reason and the effect, if attributes differ from those of the graph
 
 
+POOLING = "pooling"
+"""The mechanism of a sum over tokens that is no attention, such as the mean of a document."""
+
+
 @dataclass(frozen=True)
 class NearMiss:
     """A value that was not replaced."""
@@ -32,6 +36,12 @@ class NearMiss:
     mechanism: str  # the mechanism that it resembles
     value: str
     reason: str
+    remedy: str = ""  # a sentence for the author of the model, if there is one
+
+    @property
+    def advice(self) -> str:
+        """The reason, and the remedy if there is one."""
+        return f"{self.reason}. {self.remedy}".rstrip()
 
 
 @dataclass
@@ -55,6 +65,30 @@ class Recognition:
         return bool(self.matches or self.translated)
 
 
+def show_findings(recognition: Recognition, console: Console) -> None:
+    """Print what a user may want to change: a graph that was not read, notes and near misses."""
+    if recognition.unexamined:
+        console.print(f"[yellow]The graph was not examined:[/] {escape(recognition.unexamined)}")
+    for match in recognition.matches:
+        if match.note:
+            _print_note(match, console)
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for miss in recognition.near_misses:
+        if miss.mechanism != POOLING:
+            grouped.setdefault((miss.mechanism, miss.advice), []).append(miss.value)
+    for (mechanism, advice), values in grouped.items():
+        more = f" and {len(values) - 1} more" if len(values) > 1 else ""
+        console.print(
+            f"[yellow]Not replaced: {mechanism} at {escape(values[0])}{more}:[/] {escape(advice)}",
+            soft_wrap=True,
+        )
+    if not (recognition.has_changes or grouped or recognition.unexamined):
+        reason = recognition.absence or (
+            "the only sums over tokens are pooling, such as a mean, which standard operators run"
+        )
+        console.print(f"No mechanism was recognized: {escape(reason)}.", soft_wrap=True)
+
+
 def show_recognition(recognition: Recognition, console: Console) -> None:
     """Print translated nodes, matches and near misses."""
     if recognition.translated:
@@ -74,7 +108,7 @@ def show_recognition(recognition: Recognition, console: Console) -> None:
         console.print(table)
         for match in recognition.matches:
             if match.note:
-                console.print(f"[yellow]{escape(match.value)}:[/] {escape(match.note)}.")
+                _print_note(match, console)
     elif recognition.translated:
         console.print("No other mechanism was recognized.")
     else:
@@ -84,8 +118,17 @@ def show_recognition(recognition: Recognition, console: Console) -> None:
     if recognition.near_misses:
         table = plain_table("not replaced", "computes", "reason")
         for miss in recognition.near_misses:
-            table.add_row(miss.mechanism, escape(miss.value), escape(miss.reason))
+            table.add_row(miss.mechanism, escape(miss.value), escape(miss.advice))
         console.print(table)
+    if any(miss.mechanism == POOLING for miss in recognition.near_misses):
+        console.print(
+            "A pooling, such as the mean of a document, needs no operator: standard ones run it.",
+            soft_wrap=True,
+        )
+
+
+def _print_note(match: Match, console: Console) -> None:
+    console.print(f"[yellow]{escape(match.value)}:[/] {escape(match.note)}.", soft_wrap=True)
 
 
 def _short(value: object) -> str:

@@ -4,10 +4,10 @@ import argparse
 import importlib
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from aftexport.errors import UsageError
 
@@ -17,22 +17,33 @@ _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 class _Parser(argparse.ArgumentParser):
     """A parser that suggests the nearest option for an unknown one."""
 
+    example = ""
+    """A command line with the arguments that are required."""
+
     def parse_args(  # type: ignore[override]  # the namespace of a caller is not supported
         self, args: Sequence[str]
     ) -> argparse.Namespace:
         check_options(args, set(_OPTION.findall(self.format_usage())), self.prog)
         return super().parse_args(args)
 
+    def error(self, message: str) -> NoReturn:
+        see = f"Write {self.example}, or see" if self.example else "See"
+        self.exit(2, f"error: {self.prog}: {message}.\n  {see} {self.prog} --help.\n")
 
-def make_parser(name: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
+
+def make_parser(
+    name: str, description: str, epilog: str = "", *, example: str = ""
+) -> argparse.ArgumentParser:
     """Return a parser that keeps the line breaks of its texts."""
-    return _Parser(
+    parser = _Parser(
         prog=name,
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.example = example
+    return parser
 
 
 def positive(text: str) -> int:
@@ -76,15 +87,37 @@ def check_options(words: Sequence[str], known: Collection[str], program: str) ->
             )
 
 
-def check_command(word: str, commands: Collection[str], program: str, subject: str) -> None:
-    """Refuse a mistyped command with a suggestion."""
-    if word in commands or word.startswith("-") or "/" in word or Path(word).exists():
+_PLACEHOLDER = re.compile(r"\b(BUNDLE|MODEL|PATH)\b")
+
+
+def check_command(
+    words: Sequence[str], commands: Mapping[str, str], program: str, subject: str
+) -> None:
+    """Refuse a mistyped command with a suggestion.
+
+    ``commands``: what to write for each word that a user may mean, with words of other programs.
+    """
+    word, *given = words
+    subject_follows = bool(given) and not given[0].startswith("-")
+    is_file = Path(word).exists() and not (word in commands and subject_follows)
+    if word.startswith("-") or "/" in word or is_file:
         return
-    if likely := nearest(word, commands):
+    if likely := nearest(word.lower(), commands):
+        right = commands[likely]
+        if subject_follows:
+            right = _PLACEHOLDER.sub(lambda _: given[0], right)
         raise UsageError(
-            f"{program} expected {subject} or a command, got {word}, which does not exist.",
-            f"Write {program} {likely}, or name an existing file.",
+            f"{program} expected {subject} or a command, got {word}.",
+            f"Write {right}, or name an existing file.",
         )
+
+
+HELP = "help"
+
+
+def help_last(words: Sequence[str]) -> list[str]:
+    """Return ``help COMMAND`` as ``COMMAND --help``. Write ./help for a file with this name."""
+    return [*words[1:2], "--help"] if words[:1] == [HELP] else [*words]
 
 
 def import_callable(name: str, option: str) -> Any:

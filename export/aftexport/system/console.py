@@ -1,17 +1,20 @@
 """Output for the terminal: stages during a run, tables at the end."""
 
 import io
+import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rich import box, markup
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Column, Table
+from rich.text import Text
 
 
 def accept_any_terminal() -> None:
@@ -35,6 +38,11 @@ def escape(text: str) -> str:
     return markup.escape(text.translate(_BUT_LINES))
 
 
+def print_json(content: Mapping[str, Any]) -> None:
+    """Print JSON, in characters that any terminal and locale can show."""
+    print(json.dumps(content, indent=2))
+
+
 Progress = Callable[[int, int, str], None]
 """A function of the number done, the total number, and the unit."""
 
@@ -43,8 +51,8 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 @contextmanager
-def stage(console: Console, title: str) -> Iterator[Progress]:
-    """Show ``title`` during the block, and its duration at the end.
+def stage(console: Console, title: str, *, is_reported: bool = True) -> Iterator[Progress]:
+    """Show ``title`` during the block, and its duration at the end if it is reported.
 
     The block may call the yielded function with its progress, which is then shown after two
     seconds: in a terminal on the line of the stage, elsewhere as a line every ten seconds.
@@ -86,7 +94,8 @@ def stage(console: Console, title: str) -> Iterator[Progress]:
             is_done.set()
             if not console.is_terminal:
                 lines.join()
-    console.print(f"[green]done[/] {title} [dim]{time.perf_counter() - start:.1f} s[/]")
+    if is_reported:
+        console.print(f"[green]done[/] {title} [dim]{time.perf_counter() - start:.1f} s[/]")
 
 
 def document_progress(console: Console) -> Bar:
@@ -95,18 +104,43 @@ def document_progress(console: Console) -> Bar:
     return Bar(*columns, console=console)
 
 
+class _Table(Table):
+    """A table whose columns have room for each word of up to ``_MAX_WORD`` characters."""
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        super().add_row(*cells, **options)
+        for column, cell in zip(self.columns, cells, strict=False):
+            words = Text.from_markup(str(cell)).plain.split()
+            sizes = (len(word) for word in words if len(word) <= _MAX_WORD)
+            column.min_width = max(column.min_width or 0, *sizes, 0)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.__rich_measure__(console, options).minimum > options.max_width:
+            for column in self.columns:  # a cut word is better than a column that is not shown
+                column.min_width = None
+        return super().__rich_console__(console, options)
+
+
+_MAX_WORD = 32
+"""Longer words, such as paths, are cut where the line ends."""
+
+
 def plain_table(*headers: str) -> Table:
     """Return an empty table in the common style; long cells wrap instead of being cut."""
     columns = [Column(header, overflow="fold") for header in headers]
-    return Table(*columns, box=box.SIMPLE_HEAD, show_header=any(headers))
+    return _Table(*columns, box=box.SIMPLE_HEAD, show_header=any(headers), collapse_padding=True)
+
+
+def path_title(path: str) -> str:
+    """Return the title of the path of an operator, ``fused`` or ``portable``."""
+    return "fused kernel" if path == "fused" else "portable body"
 
 
 def operator_table(operators: Mapping[str, int], paths: Mapping[str, str]) -> Table:
     """Return a table of the custom operators and their kernels on this machine."""
     table = plain_table("operator", "nodes", "path on this machine")
     for op_type, count in operators.items():
-        kernel = "fused kernel" if paths[op_type] == "fused" else "portable body"
-        table.add_row(op_type, str(count), kernel)
+        table.add_row(op_type, str(count), path_title(paths[op_type]))
     if not operators:
         table.add_row("none: standard operators only", "", "")
     return table
@@ -117,8 +151,13 @@ def size_table(files: Mapping[str, int]) -> Table:
     table = plain_table("file", "size")
     table.columns[1].justify = "right"
     for name, size in files.items():
-        table.add_row(name, f"{size / 1024:,.0f} KiB" if size >= 1024 else f"{size} B")
+        table.add_row(name, size_text(size))
     return table
+
+
+def size_text(size: int) -> str:
+    """Return the text of a number of bytes, such as ``12 KiB``."""
+    return f"{size / 1024:,.0f} KiB" if size >= 1024 else f"{size} B"
 
 
 def shape_text(shape: Sequence[int]) -> str:

@@ -168,18 +168,24 @@ def _part_notes(bundle: Bundle, source: "Checkpoint") -> list[str]:
 
 
 def _stale_notes(bundle: Bundle, cases: Sequence[Case]) -> list[str]:
-    """Return a note for each stored output that differs from PyTorch's in ``cases``.
+    """Return a note on the stored outputs that differ from PyTorch's in ``cases``.
 
     The server checks its parity with the stored outputs.
     """
     now = {case.name: case.outputs for case in cases if case.subject == "model"}
     bound, precision = tolerance_of(bundle.manifest).bound, bundle.manifest.precision
-    return [
-        f"The stored outputs of the case {case.name!r} differ from PyTorch's. Export the model "
-        "again, because aftserve and verify without --model compare with them."
+    stale = [
+        repr(case.name)
         for case in bundle.golden()
         if case.subject == "model"
         and not all(r.error <= bound for r in compare(case, now[case.name], precision))
+    ]
+    if not stale:
+        return []
+    return [
+        f"The stored outputs of {len(stale)} cases differ from PyTorch's, as those of {stale[0]}. "
+        "If this is the model that is served, export it again, because aftserve and verify "
+        "without --model compare with them. If not, give its file and its factory."
     ]
 
 
@@ -228,10 +234,12 @@ def _layers(
     from aftexport.verify.layer_comparison import compare_layers
     from aftexport.verify.torch_program import Program
 
+    names = {case.name for case in cases if case.subject == "model"}
     return compare_layers(
         bundle.model_path,
         Program.of(source, bundle.manifest),
         _most_telling_case(cases, results),
+        is_outside=any(r.case in names for r in results if not r.passed),
         bound=tolerance_of(bundle.manifest).bound,
         fused=request.fused,
         provider=request.provider,
@@ -242,7 +250,9 @@ def _most_telling_case(cases: Sequence[Case], results: Sequence[Comparison]) -> 
     """Return the smallest case outside tolerance, or else the case with the largest error."""
     own = {case.name: case for case in cases if case.subject == "model"}
     of_model = [result for result in results if result.subject == "model"]
-    outside = [own[result.case] for result in of_model if not result.passed]
+    failed = [result for result in results if not result.passed and result.case in own]
+    of_failed = [result for result in failed if result.subject == "model"] or failed
+    outside = [own[result.case] for result in of_failed]
     return min(outside, key=lambda case: math.prod(case.shape), default=own[worst(of_model).case])
 
 

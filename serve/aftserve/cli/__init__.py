@@ -8,7 +8,7 @@ from rich.console import Console
 
 from aftexport import __version__
 from aftexport.errors import AftexportError
-from aftexport.system.arguments import check_command
+from aftexport.system.arguments import HELP, check_command, help_last
 from aftexport.system.console import accept_any_terminal, escape
 from aftexport.system.installation import missing_module_error
 from aftexport.system.process import exit_status
@@ -21,6 +21,15 @@ COMMANDS = {"key": key.run, "deploy": deploy.run, "batch": batch.run, "health": 
 _SERVE = "serve"
 """A word that may stand before the bundle. Write ./serve for a bundle with this name."""
 
+_OF_AFTEXPORT = ("bench", "build", "calibrate", "demo", "fuse", "inspect", "unfuse", "verify")
+_NEAR = {
+    **{word: f"aftexport {word}" for word in _OF_AFTEXPORT},
+    **dict.fromkeys(("run", "start", "server"), "aftserve BUNDLE"),
+    **dict.fromkeys(("export", "convert"), "aftexport MODEL --to onnx"),
+    "version": "aftserve --version",
+}
+"""What to write in place of commands of aftexport and of other programs."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve a bundle until told to stop, or run a subcommand; return the exit status.
@@ -28,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     The server's status is 0 if it was stopped and 1 if it failed. It is 2 if the bundle or a
     setting cannot be used, and 130 if the command was interrupted before it served.
     """
-    words = _command_first(list(sys.argv[1:] if arguments is None else arguments))
+    words = _command_first(help_last(sys.argv[1:] if arguments is None else arguments))
     if words == ["--version"]:
         print(f"aftserve {__version__}")
         return 0
@@ -44,12 +53,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command is not None:
             return command(words[1:])
         if words:
+<<<<<<< HEAD
             check_command(words[0], {*COMMANDS, _SERVE}, "aftserve", "a bundle")
         if {"-h", "--help"} & {*takewhile("--".__ne__, words)}:
             from aftserve.cli.setting_help import print_help
 
             print_help()
             return 0
+=======
+            own = {word: f"aftserve {word}" for word in (*COMMANDS, _SERVE, HELP)}
+            check_command(words, _NEAR | own, "aftserve", "a bundle")
+>>>>>>> words
         from aftserve.settings import Settings
 
         settings = Settings.read(words)

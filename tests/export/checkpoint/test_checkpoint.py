@@ -1,6 +1,9 @@
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import onnx
 import pytest
 import safetensors.torch
 import tiny_models
@@ -9,6 +12,7 @@ from bad_models import BAD_MODELS, Hostile, config, holding, model_folder
 from commands import assert_refused, listing, run_here, run_python, within
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import aftexport
 from aftexport.checkpoint import load
@@ -252,6 +256,35 @@ def test_raising_factory_differs_from_missing_arguments(factory: str, remedy: st
     """The error tells a factory that raises from one that needs arguments."""
     with pytest.raises(UsageError, match=remedy):
         load(factory=factory)
+
+
+@pytest.mark.parametrize("model", [tiny_models.Bag(), tiny_models.Bag, lambda: tiny_models.Bag()])
+def test_module_and_callable_load_without_file(model: Callable[[], nn.Module]) -> None:
+    assert isinstance(load(model).module, tiny_models.Bag)
+    assert isinstance(load(factory=model).module, tiny_models.Bag)
+
+
+def test_callable_builds_module_of_state_dict(tmp_path: Path) -> None:
+    torch.save(tiny_models.Bag().state_dict(), tmp_path / "model.pt")
+    assert load(tmp_path / "model.pt", factory=tiny_models.Bag).kind == "state dict for Bag"
+    with pytest.raises(UsageError, match="give it without the file"):
+        load(tmp_path / "model.pt", factory=tiny_models.Bag())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (tiny_models.Bag().state_dict(), "load_state_dict"),
+        (onnx.ModelProto(), "onnx.save"),
+        (torch.zeros(2), "got an object of type Tensor"),
+        (nn.Linear, "Give the module itself"),
+        (dict, "must return an nn.Module, got a dict"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_other_object_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        load(given)
 
 
 @pytest.mark.parametrize("mechanism", ["retention", "lightning_attention", "gated_delta_net"])

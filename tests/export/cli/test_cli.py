@@ -1,4 +1,6 @@
+import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -25,9 +27,11 @@ def test_literal_form_writes_bundle_beside_model(
     assert outcome.err == ""
     assert {path.name for path in folder.iterdir()} == {"model.pt", "model.bundle"}
     assert Bundle.open(folder / "model.bundle").manifest.heads["logits"].names == tiny_models.LABELS
-    for said in ("Reading model.pt", "Tracing", "AftSimple", "padded batch", "within",
-                 "golden.safetensors", "model.bundle"):  # fmt: skip
+    for said in ("Ship. All", "within tolerance; the largest error is", "AftSimple", "invoice",
+                 "Bundle: model.bundle", "Next: aftserve model.bundle"):  # fmt: skip
         assert said in outcome.out
+    lines = [line for line in outcome.out.splitlines() if not line.endswith(" ...")]
+    assert len(lines) <= 8, outcome.out
 
 
 def test_bundle_has_default_folder_permissions(
@@ -97,7 +101,7 @@ def test_wrong_arguments_show_usage(
     monkeypatch.chdir(tmp_path)
     outcome = run_here(words, capsys)
     assert outcome.code == 2
-    assert "usage: aftexport" in outcome.err
+    assert re.fullmatch(r"error: aftexport.*\n  .*[sS]ee aftexport.* --help\.\n", outcome.err)
     assert said in outcome.err
     assert not listing(tmp_path)
 
@@ -260,7 +264,23 @@ def test_inspect_reports_unchecked_parity(
     from bundles import resealed
 
     (bundle_copy / "parity.json").write_text('{"cases": [], "checked": false}')
-    assert "not checked" in run_here(["inspect", resealed(bundle_copy)], capsys).out
+    assert "Not checked" in run_here(["inspect", resealed(bundle_copy)], capsys).out
+
+
+def test_inspect_prints_no_none(bundle_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "None" not in run_here(["inspect", bundle_folder], capsys).out
+
+
+def test_inspect_as_json(
+    bundle_folder: Path, checkpoint_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = json.loads(run_here(["inspect", bundle_folder, "--json"], capsys).out)
+    assert (bundle["verdict"], bundle["gaps"]) == ("Ship", [])
+    assert bundle["worst"]["passed"]
+    assert bundle["operators"]["AftSimple"]["nodes"] == 1
+    assert bundle["manifest"]["heads"]["logits"]["labels"] == [*tiny_models.LABELS]
+    model = json.loads(run_here(["inspect", checkpoint_file, "--json"], capsys).out)
+    assert (model["kind"], model["labels"]) == ("aftexport checkpoint", [*tiny_models.LABELS])
 
 
 def test_inspect_shows_a_model_file(
@@ -468,12 +488,18 @@ def test_export_is_another_name(capsys: pytest.CaptureFixture[str]) -> None:
     outcome = run_here(["export", "--help"], capsys)
     assert outcome == run_here(["--help"], capsys)
     assert "--precision" in outcome.out
+    assert outcome == run_here(["help"], capsys)
+    assert run_here(["help", "verify"], capsys) == run_here(["verify", "--help"], capsys)
 
 
 @pytest.mark.parametrize(
     ("words", "remedy"),
     [
         (("verfy", "x"), "Write aftexport verify"),
+        (("serve", "a.bundle"), "Write aftserve a.bundle,"),
+        (("convert", "--to", "onnx"), "Write aftexport MODEL --to onnx,"),
+        (("Inspect", "x"), "Write aftexport inspect"),
+        (("model.pt", "--force"), "Write aftexport MODEL --to onnx,"),
         (("model.pt", "--too", "onnx"), "Write --to,"),
         (("export", "model.pt", "--to", "onnx", "--presision=fp16"), "Write --precision"),
         (("verify", "x", "--portabel"), "Write --portable"),
@@ -481,8 +507,13 @@ def test_export_is_another_name(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_mistyped_word_gets_suggestion(
-    words: tuple[str, ...], remedy: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...],
+    remedy: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     outcome = run_here(words, capsys)
     assert outcome.code == 2
     assert remedy in outcome.err

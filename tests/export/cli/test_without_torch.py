@@ -111,6 +111,13 @@ def test_server_with_reference_names_the_extra(folder: Path) -> None:
     assert_refused(outcome, "needs torch", f"Run: {install_command('torch')}")
 
 
+def test_help_of_package_needs_no_torch(folder: Path) -> None:
+    code = "import aftexport; help(aftexport)"
+    outcome = run_python("-c", code, cwd=folder, PYTHONPATH=str(folder / "blocked"))
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "class ExportOptions" in outcome.out
+
+
 def test_modules_that_read_onnx_import_no_torch(folder: Path) -> None:
     """Also where torch is installed: its import takes seconds."""
     code = (

@@ -2,6 +2,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
 from itertools import pairwise
@@ -177,6 +178,18 @@ def report(bundle_folder: Path) -> Report:
         update={"calibration": {"logits": calibration(scaling, above=0.8)}}
     )
     return Report(manifest, results, layers=found, calibration=details())
+
+
+def test_blame_contradicts_no_verdict(report: Report) -> None:
+    """An output may be outside tolerance though each tensor is within."""
+    assert report.layers is not None
+    within = replace(report.layers, layers=report.layers.layers[:1])
+    grown, other = replace(report, layers=within), replace(within, blame=None)
+    assert "error of the output grows first at add_49. The cause is the export" in (
+        grown.blame or ""
+    )
+    text = replace(report, layers=other).blame or ""
+    assert text.endswith("The error is in another run: the model, case 'b'.")
 
 
 def measured(report: Report, folder: Path, width: int, height: int) -> dict[str, Any]:

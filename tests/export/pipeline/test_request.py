@@ -13,10 +13,12 @@ from commands import assert_refused, listing, run_here, run_python
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import EngineError, UsageError
+from aftexport.options import ExportOptions, as_source
 from aftexport.parity.page import write_page
 from aftexport.parity.report import Report
 from aftexport.pipeline import export as exporter
 from aftexport.pipeline.export import export
+from aftexport.pipeline.request import checked_request
 
 
 def text_file(path: Path) -> None:
@@ -50,6 +52,13 @@ OUTS: dict[str, tuple[Any, str, list[str]]] = {
     "a folder without a name": (lambda path: None, "/", []),
     "a kernel's folder": (lambda path: None, "/proc/no/such", []),
 }
+
+
+@pytest.mark.parametrize("task", ["token-classification", {"tags": "token-classification"}])
+def test_task_may_have_hyphens(task: Any, tmp_path: Path) -> None:
+    request = checked_request(as_source("model.pt"), ExportOptions(task=task, out=tmp_path / "b"))
+    name = "token_classification"
+    assert request.options.task == (name if isinstance(task, str) else {"tags": name})
 
 
 @pytest.mark.parametrize("kind", OUTS)

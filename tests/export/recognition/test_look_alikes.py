@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.recognition.patterns.pattern import DIVIDE_BY_SUM
 
 from . import look_alikes
 from .graphs import BATCH, TOKENS, assert_equal, fused, operators, scripted
@@ -142,3 +143,10 @@ def test_near_miss_names_the_condition(name: str, reason: str) -> None:
     found, _ = fused(scripted(LOOK_ALIKES[name], example()))
     reasons = [miss.reason for miss in found.near_misses] + [match.note for match in found.matches]
     assert [given for given in reasons if reason in given], reasons
+
+
+@pytest.mark.parametrize("name", ["simple_eps_after_the_maximum", "ConvWithEps"])
+def test_number_in_denominator_has_a_remedy(name: str) -> None:
+    found, _ = fused(scripted(LOOK_ALIKES[name], example()))
+    (miss,) = found.near_misses
+    assert miss.advice == f"{miss.reason}. {DIVIDE_BY_SUM}"

@@ -51,15 +51,12 @@ class Exported:
     case: Case
     precision: str = "fp32"
 
-    def compare(self, model: onnx.ModelProto, folder: Path, *, fused: bool = True) -> Layers:
+    def compare(
+        self, model: onnx.ModelProto, folder: Path, *, fused: bool = True, **options: Any
+    ) -> Layers:
         onnx.save(model, folder / "model.onnx")
-        return compare_layers(
-            folder / "model.onnx",
-            self.program,
-            self.case,
-            bound=TOLERANCES[self.precision].bound,
-            fused=fused,
-        )
+        options = {"bound": TOLERANCES[self.precision].bound, "fused": fused} | options
+        return compare_layers(folder / "model.onnx", self.program, self.case, **options)
 
     def copy(self) -> onnx.ModelProto:
         model = onnx.ModelProto()
@@ -222,6 +219,38 @@ def test_command_reports_all_within(
     outcome = run_here(words, capsys)
     assert outcome.code == 0, outcome.err
     assert "intermediate tensors" in outcome.out
+
+
+class Activated(nn.Module):
+    """Layers that differ from each other only in their weights."""
+
+    def __init__(self, approximate: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(VOCABULARY, DIM)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(DIM, DIM), nn.GELU(approximate)) for _ in range(3)
+        )
+        self.head = nn.Linear(DIM, LABELS)
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x[:, 0])
+
+
+@pytest.mark.parametrize("bound", [5e-3, 2e-4])
+def test_other_activation_is_found_at_first_layer(bound: float, tmp_path: Path) -> None:
+    """Also where each tensor is within tolerance, and only an output computed of them is not."""
+    served, other = exported(Activated("none")), exported(Activated("tanh"))
+    found = other.compare(served.copy(), tmp_path, bound=bound, is_outside=True)
+    assert found.blame is not None
+    assert list(found.blame.modules) == ["layers.0.1"], found.blame
+    assert found.blame.cause == "export"
+    assert "an activation" in " ".join(found.blame.findings)
+    assert (found.first is None) == (bound == 5e-3)
+    assert other.compare(served.copy(), tmp_path, bound=5e-3).blame is None
 
 
 class LogGate(nn.Module):

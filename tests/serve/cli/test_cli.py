@@ -72,6 +72,8 @@ def test_flags_may_precede_command(words: tuple[str, ...], said: str, tmp_path: 
     ("words", "remedy"),
     [
         (("bacth", "x"), "Write aftserve batch"),
+        (("inspect", "x"), "Write aftexport inspect"),
+        (("export", "model.pt"), "Write aftexport model.pt --to onnx"),
         (("model.bundle", "--max-toke", "3"), "Write --max-tokens"),
         (("serve", "model.bundle", "--prot=3"), "Write --port"),
         (("model.bundle", "--no-reference-alow-pickle"), "Write --no-reference-allow-pickle"),

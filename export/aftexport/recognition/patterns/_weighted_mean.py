@@ -14,6 +14,7 @@ from aftexport.recognition.patterns.channels import packed
 from aftexport.recognition.patterns.evaluation import evaluated, gate
 from aftexport.recognition.patterns.failed_conditions import depends_on_inputs_within, has_values
 from aftexport.recognition.patterns.pattern import (
+    DIVIDE_BY_SUM,
     OTHER_KEYS,
     OTHER_WEIGHTS,
     Factor,
@@ -119,7 +120,7 @@ def weighted_mean(subject: Subject) -> WeightedMean | None:
         return None  # a sum of weights without values
     denominators = _denominators(formula)
     if not denominators:
-        refuse_changed_denominator(formula.factors)
+        refuse_changed_denominator(formula.factors, DIVIDE_BY_SUM)
         for inner in sums(numerator.body.factors, -1.0):
             atoms = [atom for atom, _ in inner.body.factors]
             if any(isinstance(atom, CausalMask) for atom in atoms):

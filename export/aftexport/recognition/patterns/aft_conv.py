@@ -23,6 +23,7 @@ from aftexport.recognition.patterns._weighted_mean import WeightedMean
 from aftexport.recognition.patterns.channels import check_tokens, packed
 from aftexport.recognition.patterns.evaluation import can_broadcast, evaluated
 from aftexport.recognition.patterns.pattern import (
+    DIVIDE_BY_SUM,
     NearMissFound,
     Operand,
     Rewrite,
@@ -142,7 +143,7 @@ def terms_of(atom: Atom) -> list[Term]:
 def _term(part: Product) -> Term:
     totals = sums(part.factors, 1.0)
     if not part.factors:
-        raise NearMissFound(f"{part.coefficient:.3g} is added to the sums")
+        raise NearMissFound(f"{part.coefficient:.3g} is added to the sums", DIVIDE_BY_SUM)
     if len(totals) != 1 or not weighs_keys(part):
         raise NearMissFound("a term is added that is not a sum of the keys' weights")
     (total,) = totals

@@ -29,6 +29,11 @@ from aftexport.recognition.terms import (
 )
 
 PAIR_WEIGHTS = "the weights are of pairs of query and key, as in dot-product attention"
+_CONSTANT_WEIGHTS = "the weights are constants, and not of keys"
+_OTHER_WEIGHTS = "the weights are neither exponentials of keys nor products of features"
+_ONE_ROW = "the weighted mean is one row for all tokens, as in pooling, and no gate makes more"
+POOLING_CONDITIONS = frozenset((_CONSTANT_WEIGHTS, _OTHER_WEIGHTS, _ONE_ROW))
+"""The conditions that the mean of a document fails, weighted or not."""
 
 
 def summed_tokens(subject: Subject, total: Sum) -> set[Axis]:
@@ -211,12 +216,12 @@ def _of_sum(subject: Subject, total: Sum, tokens: set[Axis]) -> str:
     if are_pairs(subject, total, tokens):
         return PAIR_WEIGHTS
     if not contracted and sum(map(depends_on_inputs_within, factors)) < _FACTORS:
-        return "the weights are constants, and not of keys"
+        return _CONSTANT_WEIGHTS
     if not exponentials and not contracted:
         functions = filter(None, map(applied_function, factors))
         if (function := next(functions, None)) is not None:
             return f"the weights go through {function} before they weigh the values"
-        return "the weights are neither exponentials of keys nor products of features"
+        return _OTHER_WEIGHTS
     if not normalizers:
         return "nothing divides the weighted sum by the sum of its weights"
     if not exponentials or contracted:
@@ -224,7 +229,7 @@ def _of_sum(subject: Subject, total: Sum, tokens: set[Axis]) -> str:
     if sum(_sums_exponentials(atom) for atom in divisors) > 1:
         return "more than one sum divides the weights, as where they are normalized over two axes"
     if not rows_of(subject, total, tokens):
-        return "the weighted mean is one row for all tokens, as in pooling, and no gate makes more"
+        return _ONE_ROW
     return _of_gate(subject)
 
 

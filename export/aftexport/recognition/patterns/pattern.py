@@ -44,6 +44,17 @@ OTHER_WEIGHTS = "numerator and denominator have different weights"
 class NearMissFound(Exception):  # noqa: N818, an outcome and not an error
     """The condition that a value fails, which is a mechanism but for that condition."""
 
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(reason)
+        self.remedy = remedy  # a sentence for the author of the model, if there is one
+
+
+DIVIDE_BY_SUM = (
+    "Divide by the sum of the weights itself: once the maximum of the keys is subtracted, it "
+    "cannot be 0."
+)
+"""The remedy for a number that keeps a sum of exponentials from 0."""
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -198,17 +209,17 @@ def fixed_sum(product: Product) -> tuple[Sum, float, float] | None:
     return total, constants[0].coefficient / by, by
 
 
-def refuse_changed_denominator(factors: Iterable[Factor]) -> None:
+def refuse_changed_denominator(factors: Iterable[Factor], remedy: str = "") -> None:
     """Raise NearMissFound if terms are added to a denominator, or a function is applied to it."""
     for atom, p in factors:
         if p != -1.0:
             continue
         if isinstance(atom, Plus) and any(sums(t.factors, 1.0) for t in atom.terms):
-            raise NearMissFound(_addition(atom))
+            raise NearMissFound(_addition(atom), remedy)
         for term in atom.terms if isinstance(atom, Plus) else (as_product(atom),):
             inner = single_atom(term)
             if isinstance(inner, Function) and any(map(_adds_sums, inner.arguments)):
-                raise NearMissFound(f"the denominator goes through {inner.name}")
+                raise NearMissFound(f"the denominator goes through {inner.name}", remedy)
 
 
 def _addition(denominator: Plus) -> str:
