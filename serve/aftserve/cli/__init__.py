@@ -53,17 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command is not None:
             return command(words[1:])
         if words:
-<<<<<<< HEAD
-            check_command(words[0], {*COMMANDS, _SERVE}, "aftserve", "a bundle")
+            own = {word: f"aftserve {word}" for word in (*COMMANDS, _SERVE, HELP)}
+            check_command(words, _NEAR | own, "aftserve", "a bundle")
         if {"-h", "--help"} & {*takewhile("--".__ne__, words)}:
             from aftserve.cli.setting_help import print_help
 
             print_help()
             return 0
-=======
-            own = {word: f"aftserve {word}" for word in (*COMMANDS, _SERVE, HELP)}
-            check_command(words, _NEAR | own, "aftserve", "a bundle")
->>>>>>> words
         from aftserve.settings import Settings
 
         settings = Settings.read(words)
