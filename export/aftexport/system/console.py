@@ -105,7 +105,7 @@ def operator_table(operators: Mapping[str, int], paths: Mapping[str, str]) -> Ta
     """Return a table of the custom operators and their kernels on this machine."""
     table = plain_table("operator", "nodes", "path on this machine")
     for op_type, count in operators.items():
-        kernel = "fused kernel" if paths[op_type] == "fused" else "portable body"
+        kernel = "fused kernel" if paths[op_type] == "fused" else "fallback"
         table.add_row(op_type, str(count), kernel)
     if not operators:
         table.add_row("none: standard operators only", "", "")
