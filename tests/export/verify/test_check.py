@@ -208,7 +208,7 @@ def test_note_names_bodies_of_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = SimpleNamespace(operators=["AftSimple", "LinearResidual"], precision="fp16")
     bundle: Any = SimpleNamespace(manifest=manifest)
     (note,) = check._path_notes(bundle, check.Request(provider="cuda"))
-    assert note.startswith("LinearResidual ran by bodies with 16-bit products")
+    assert note.startswith("LinearResidual ran by fallbacks with 16-bit products")
     (note,) = check._path_notes(bundle, check.Request(provider="cpu"))
     assert note.startswith("The fallbacks ran: ")
     monkeypatch.setenv(aftplugins.DISABLE_VARIABLE, "1")
