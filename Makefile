@@ -28,8 +28,8 @@ SYSTEM_PACKAGES := binutils ccache chromium clang curl g++ python3-venv
 
 .PHONY: demo test test-prerequisites test-all test-docs test-versions test-lower help system-packages test-native \
   native-aarch64 test-cuda cuda cuda-mutations cuda-table gpu-check gpu-roofline wheels sdist wheel-x86_64 wheel-aarch64 \
-  cuda-wheel check-wheels bench bench-model bench-encoders bench-documents bench-quick bench-record models docs load soak \
-  lint format clean
+  cuda-wheel check-wheels bench bench-model bench-encoders bench-documents bench-quick bench-record models docs reference load \
+  soak lint format clean
 
 ## Try it
 
@@ -285,6 +285,10 @@ build/third_party/installed: $(VENV)/installed
 	touch $@
 
 ## Develop
+
+# The tests fail where a part between `<!-- reference: ... -->` and its end is not current; they are committed.
+reference: $(VENV)/installed  ## the pages of commands, settings, operators and Python, written from the code
+	PYTHONPATH=tests:tests/support $(BIN)/python -m docs.reference
 
 # Strict: a warning, such as a link that leads nowhere, is an error.
 docs: $(VENV)/installed  ## build the documentation into build/docs/html

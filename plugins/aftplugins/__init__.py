@@ -17,7 +17,7 @@ _REMEDIES = {
 RUNTIMES = tuple(_REMEDIES)
 """ONNX Runtime on the CPU, its CUDA execution provider, and TensorRT."""
 DISABLE_VARIABLE = "AFTEXPORT_PORTABLE"
-"""A variable that disables the fused kernels if it is 1, for comparison with portable bodies."""
+"""A variable that disables the fused kernels if it is 1, for comparison with fallbacks."""
 
 
 def library(runtime: str) -> Path | None:
@@ -47,8 +47,8 @@ def missing(runtime: str) -> str | None:
     if os.environ.get(DISABLE_VARIABLE) == "1":
         return f"The fused kernels are switched off by {DISABLE_VARIABLE}=1."
     if sys.platform != "linux":
-        return "The fused kernels need Linux, so every operator runs by its portable body."
+        return "The fused kernels need Linux, so every operator runs by its fallback."
     return (
-        "The fused kernels were not built, so every operator runs by its portable body: "
+        "The fused kernels were not built, so every operator runs by its fallback: "
         f"{_REMEDIES[runtime]}."
     )

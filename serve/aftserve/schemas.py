@@ -448,7 +448,7 @@ class Info(BaseModel):
     )
     uses_standard_ops_only: bool = Field(
         serialization_alias="safe",
-        description="Whether only portable bodies run, after a breach of parity.",
+        description="Whether only fallbacks run, after a breach of parity.",
     )
     heads: dict[str, AnyHead] = Field(description="Head of each output: its task and its names.")
     labels: list[str] = Field(description="Names of the first head's labels or values.")

@@ -298,7 +298,7 @@ class Settings(BaseSettings):
     )
     on_breach: Literal["unready", "fallback"] = Field(
         "unready",
-        description="if parity is broken: refuse requests, or run only the portable bodies",
+        description="if parity is broken: refuse requests, or run only the fallbacks",
     )
 
     drain_seconds: Seconds = Field(

@@ -31,6 +31,12 @@ def test_links_lead_somewhere(page: str) -> None:
         assert not anchor or anchor in anchors(target), f"{page}: {link}#{anchor}"
 
 
+def test_every_guide_is_in_overview() -> None:
+    linked = {link for link, _ in _LINK.findall(PAGES["docs/which-page.md"])}
+    guides = {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/how-to/")}
+    assert guides - linked == set()
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_named_files_exist(page: str) -> None:
     assert [path for path in _FILE.findall(PAGES[page]) if not (REPOSITORY / path).exists()] == []

@@ -4,14 +4,12 @@ import json
 import re
 from dataclasses import fields
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import httpx
 import onnx
 import pytest
-from commands import run_python
 
 import aftexport.nn
 import aftserve.client
@@ -20,32 +18,22 @@ from aftexport.operators.mechanisms import SINGLE_OPERATORS
 from aftexport.parity import TOLERANCES
 from aftserve.settings import Settings
 from docs.pages import BLOCKS, PAGES, REPOSITORY
+from docs.python_names import python_names
+from docs.reference import commands, settings
 
 CITATION = re.compile(r"\b((?:docs|export|serve|plugins)/[\w/-]+\.md), (\w+)")
 """A page and its heading in an error message."""
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?!-)\b")
 OTHERS = {
     *("--rounds", "--tokens", "--mechanism", "--contender", "--chunks", "--model"),  # benchmarks
-    *("--recognized", "--record", "--recurrent", "--replace", "--device"),  # benchmarks
-    *("--shape", "--parts", "--threads"),  # benchmarks, load tests
+    *("--recognized", "--record", "--recurrent", "--replace", "--seeds"),  # benchmarks
+    *("--shape", "--parts", "--threads", "--device"),  # benchmarks, load tests
     *("--continue", "--no-tensorrt", "--bundles", "--help"),  # make gpu-check
     *("--read-only", "--tmpfs", "--stop-timeout"),  # docker
     *("--model-repository", "--no-deps", "--editable"),  # tritonserver, pip
     *("--json", "--data-binary", "--enable-feature", "--url"),  # curl, Prometheus, Schemathesis
 }
 """Options of other programs that the pages name."""
-
-
-@pytest.fixture(scope="module")
-def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The documentation as Sphinx builds it, with every warning an error."""
-    if find_spec("sphinx") is None:
-        pytest.skip("Sphinx is not installed: pip install '.[docs]'")
-    folder = tmp_path_factory.mktemp("html")
-    words = ["-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-d", folder / "doctrees"]
-    outcome = run_python(*words, REPOSITORY / "docs", folder / "html", cwd=REPOSITORY)
-    assert outcome.code == 0, outcome.err
-    return folder / "html"
 
 
 def test_cited_pages_and_headings_exist() -> None:
@@ -60,39 +48,49 @@ def test_cited_pages_and_headings_exist() -> None:
         assert re.search(rf"(?m)^#+ {heading}$", PAGES[page]), (page, heading)
 
 
-def commands(program: str) -> list[str]:
-    """The subcommands of a program, with its name."""
-    return [f"{program} {name}" for name in import_module(f"{program}.cli").COMMANDS]
-
-
 def test_commands_are_listed() -> None:
-    listed = re.findall(r"```\{command-line\} (.+)", PAGES["docs/cli.md"])
-    assert sorted(listed) == sorted(["aftexport", *commands("aftexport"), *commands("aftserve")])
+    programs = {name: import_module(f"{name}.cli").COMMANDS for name in ("aftexport", "aftserve")}
+    known = [f"{program} {name}" for program, names in programs.items() for name in names]
+    listed = re.findall(r"(?m)^## (.+)", PAGES["docs/cli.md"])
+    assert sorted(listed) == sorted([*programs, *known])
 
 
-def test_options_exist(html: Path) -> None:
-    generated = (html / "cli.html").read_text("utf-8") + (html / "settings.html").read_text("utf-8")
-    known = set(OPTION.findall(generated)) | OTHERS
+def test_options_exist() -> None:
+    known = set(OPTION.findall(commands("aftexport") + commands("aftserve") + settings())) | OTHERS
     for name, text in PAGES.items():
         assert set(OPTION.findall(text)) - known == set(), name
 
 
-def test_settings_are_listed(html: Path) -> None:
-    page = (html / "settings.html").read_text("utf-8")
-    without = [name for name in Settings.model_fields if f"AFTSERVE_{name.upper()}" not in page]
-    assert without == ["models"]
-    assert "[models.NAME]" in page
+def test_settings_are_listed() -> None:
+    table = settings()
+    flags = [f"`--{name.replace('_', '-')}`" for name in Settings.model_fields]
+    assert [flag for flag in flags if flag not in table] == ["`--bundles`", "`--models`"]
+    assert "`[models.NAME]`" in table
 
 
-def test_python_names_are_listed(html: Path) -> None:
-    page = (html / "python.html").read_text("utf-8")
+def test_python_names_are_listed() -> None:
+    page = PAGES["docs/python.md"]
     names = [f"aftserve.client.{name}" for name in aftserve.client.__all__]
     names += [f"aftexport.{name}" for name in ("save", "load", "export", "errors.ParityError")]
-    for options in (ExportOptions, EngineOptions, ModelSource):
-        names += [f"aftexport.{options.__name__}.{field.name}" for field in fields(options)]
-    names += ["aftserve.Predictor", "aftserve.Predictor.infer_each"]
+    names += ["aftserve.Predictor"]
     names += [f"aftexport.nn.{name}" for name in aftexport.nn.__all__ if name != "LAYERS"]
-    assert [name for name in names if f'id="{name}"' not in page] == []
+    assert [name for name in names if f"### {name}\n" not in page] == []
+    for options in (ExportOptions, EngineOptions, ModelSource):
+        _, _, section = page.partition(f"### aftexport.{options.__name__}\n")
+        section = section.partition("###")[0]
+        assert [f.name for f in fields(options) if f"- `{f.name}: " not in section] == []
+
+
+def test_signature_names_parameters_and_defaults() -> None:
+    text = python_names("aftserve.Predictor")
+    assert "    threads: int | None = None,\n" in text
+    assert "- `spill`: folder for the values" in text
+    assert "#### Predictor.\\_" not in text
+    assert "- `bundle: str`: Digest of the bundle." in text
+
+
+def test_code_of_docstring_is_a_block() -> None:
+    assert "\n```text\nS_t = diag(" in python_names("aftexport.nn.GatedLinearAttention")
 
 
 def test_operators_are_listed() -> None:
@@ -100,7 +98,7 @@ def test_operators_are_listed() -> None:
         s.name for s in onnx.defs.get_all_schemas_with_history() if s.domain == "ai.aftexport"
     }
     mechanisms = {name for name in domain if f"Causal{name}" in domain} | set(SINGLE_OPERATORS)
-    listed = re.findall(r"```\{onnx-operator\} (.+)", PAGES["docs/operators.md"])
+    listed = re.findall(r"<!-- reference: operator (\w+) -->", PAGES["docs/operators.md"])
     assert sorted(listed) == sorted(mechanisms)
 
 

@@ -34,7 +34,7 @@ def test_other_system_needs_no_compiler(
 ) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
     assert aftplugins.missing("onnxruntime") == (
-        "The fused kernels need Linux, so every operator runs by its portable body."
+        "The fused kernels need Linux, so every operator runs by its fallback."
     )
 
 

@@ -1,6 +1,5 @@
 """The matrix of versions, its record, the lower bounds and the table of the documentation."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -17,16 +16,6 @@ from versions.matrix import ROOT, Known, digest_tests, read_matrix
 from versions.suite import Outcome, free_constraints, names_with, put_row, read_record, read_report
 
 TESTS, ENVIRONMENTS = read_matrix()
-
-
-def extension() -> ModuleType:
-    path = ROOT / "docs" / "_extensions" / "reference.py"
-    spec = importlib.util.spec_from_file_location("reference", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_matrix_names_existing_tests() -> None:
@@ -117,14 +106,3 @@ def test_changelog_names_every_version() -> None:
     for row in read_record():
         torch = ".".join(row["versions"]["torch"].split(".")[:2])
         assert {torch, row["python"]} - {"3.11"} <= set(re.findall(r"\d+\.\d+", sentences))
-
-
-def test_documentation_has_every_row() -> None:
-    rows = read_record()
-    titles, *cells = extension().table_of(rows)
-    assert titles[:2] == ["Python", "torch"]
-    assert [cell[0] for cell in cells] == [row["python"] for row in rows]
-    text = "\n".join(node.astext() for node in extension().VersionTable.run(None))
-    for row in rows:
-        assert row["versions"]["torch"].partition("+")[0] in text
-        assert all(reason in text for reason in row["limits"])

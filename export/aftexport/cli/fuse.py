@@ -12,7 +12,7 @@ Fastformer and linear attention, and the causal forms of AFT and linear attentio
 which the graph is written does not matter. A replacement must equal the original in float64
 on ordinary and adversarial inputs. Near misses are listed with the condition that failed.
 LinearAttention and CausalConvWithState, of ONNX (opset 27) or ONNX Runtime, are replaced too.
-The operators carry portable bodies, so the file runs wherever the original ran, and faster
+The operators carry fallbacks, so the file runs wherever the original ran, and faster
 if the fused kernels are installed.
 
   aftexport fuse model.onnx fused.onnx --report fused.json

@@ -7,13 +7,13 @@ from rich.console import Console
 from aftexport.system.arguments import make_parser, positive
 
 _EPILOG = """\
-Every operator of ai.aftexport becomes its portable body, in the opset of the model. The file
+Every operator of ai.aftexport becomes its fallback, in the opset of the model. The file
 then has no functions, and runs in runtimes that do not read them.
 
 With --opset 27, RecurrentLinearAttention and CausalDepthwiseConv become LinearAttention and
 CausalConvWithState, which ONNX has since that opset. ONNX Runtime 1.31 loads it only with
 ALLOW_RELEASED_ONNX_OPSET_ONLY=0 in its environment. Nodes with direction reverse or
-bidirectional, or with a normalizer, become bodies: ONNX has no such form.
+bidirectional, or with a normalizer, become fallbacks: ONNX has no such form.
 
   aftexport unfuse model.bundle plain.onnx
   aftexport unfuse model.bundle/model.onnx standard.onnx --opset 27
@@ -36,7 +36,7 @@ def run(words: list[str]) -> int:
     add("source", type=Path, metavar="IN", help="a bundle, or an ONNX model of up to 2 GiB")
     add("target", type=Path, metavar="OUT", help="path of the resulting ONNX model")
     add("--opset", type=positive, metavar="N",
-        help="27 or later: write the recurrent operators as those of ONNX (default: bodies in "
+        help="27 or later: write the recurrent operators as those of ONNX (default: fallbacks in "
         "the opset of the model)")  # fmt: skip
     options = parser.parse_args(words)
 
@@ -52,7 +52,7 @@ def run(words: list[str]) -> int:
     for (operator, standard), count in sorted(form.standard.items()):
         table.add_row(operator, str(count), standard, "")
     for (operator, reason), count in sorted(form.bodies.items()):
-        table.add_row(operator, str(count), "portable body", reason)
+        table.add_row(operator, str(count), "fallback", reason)
     console.print(table)
     console.print(f"Model: [bold]{escape(str(options.target))}[/]", soft_wrap=True)
     return 0

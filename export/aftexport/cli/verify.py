@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         help="compare every intermediate tensor, name the first one outside tolerance, and find "
         "the cause: kernel, precision or export; needs --model")  # fmt: skip
     add("--portable", action="store_true",
-        help="use the portable bodies instead of the fused kernels")  # fmt: skip
+        help="use the fallbacks instead of the fused kernels")  # fmt: skip
     add("--provider", choices=["cpu", "cuda"], default="cpu",
         help="execution provider of ONNX Runtime (default: cpu)")  # fmt: skip
     add("--report", type=Path, metavar="FILE", help="write a self-contained HTML page to FILE")

@@ -215,7 +215,7 @@ def _bars(console: Console, title: str) -> Iterator[builder.Progress]:
     console.print(f"[green]done[/] {title} [dim]{time.perf_counter() - start:.1f} s[/]")
 
 
-_WAYS = {"plugin": "plugin", "portable": "portable body"}
+_WAYS = {"plugin": "plugin", "portable": "fallback"}
 
 
 def engine_table(record: EngineRecord) -> Table:

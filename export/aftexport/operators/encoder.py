@@ -175,7 +175,7 @@ PRECISION = Attribute(
     "precision",
     "fp32",
     "Precision of the products: fp32; bf16, with operands rounded to bfloat16; int8, with weights "
-    "quantized by column and activations by row. Sums are float32 or int32. The portable body "
+    "quantized by column and activations by row. Sums are float32 or int32. The fallback "
     "computes in float32.",
 )
 

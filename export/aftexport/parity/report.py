@@ -27,7 +27,7 @@ class Blame:
     tensor: str
     modules: Sequence[str]  # paths of the PyTorch modules that the operator computes, in order
     operator: str
-    path: str  # `fused kernel`, `portable body` or `standard operator`
+    path: str  # `fused kernel`, `fallback` or `standard operator`
     cause: str  # `kernel`, `precision` or `export`
     error: float  # operator's own error against PyTorch in float64 on the same inputs
     steps: Mapping[str, float]  # difference between each form of the operator and the next
@@ -54,7 +54,7 @@ class Blame:
 
 
 _WHY = {
-    "kernel": "the fused kernel differs from the operator's portable body",
+    "kernel": "the fused kernel differs from the operator's fallback",
     "precision": "its number type has too few digits",
     "export": "the exported formula or weights differ from PyTorch's",
 }
@@ -67,7 +67,7 @@ class Layer:
     tensor: str
     module: str  # path of the PyTorch module that computes the tensor
     operator: str
-    path: str  # `fused kernel`, `portable body` or `standard operator`
+    path: str  # `fused kernel`, `fallback` or `standard operator`
     error: float
     outside: bool
 

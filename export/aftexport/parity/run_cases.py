@@ -172,7 +172,7 @@ def operator_model(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
     function = next((f for f in model.functions if f.name == case.subject), None)
     if node is None or function is None:
         raise EngineError(
-            f"The model has no operator {case.subject} with a portable body.",
+            f"The model has no operator {case.subject} with a fallback.",
             "Export the model again.",
         )
     single = onnx.NodeProto()

@@ -109,7 +109,7 @@ def standard_form(model: onnx.ModelProto, opset: int | None) -> StandardForm:
         if opset < FIRST_OPSET:
             raise UsageError(
                 f"--opset must be at least {FIRST_OPSET}, got {opset}.",
-                "Leave it out for the portable bodies in the opset of the model.",
+                "Leave it out for the fallbacks in the opset of the model.",
             )
         check_known(opset)
     graph = ir.from_proto(model)

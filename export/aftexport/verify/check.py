@@ -279,19 +279,19 @@ def _path_notes(bundle: Bundle, request: Request) -> list[str]:
     if not bundle.manifest.operators:
         return []
     if not request.fused:
-        return ["The portable bodies ran instead of the fused kernels, as requested."]
+        return ["The fallbacks ran instead of the fused kernels, as requested."]
     provider = ort.PROVIDERS[request.provider]
     why = aftplugins.missing(provider.library)
     if why is None:
         return []
     if names := provider.rewritten(bundle.manifest.operators, bundle.manifest.precision):
         return [
-            f"{' and '.join(names)} ran by bodies with 16-bit products for {provider.name}, the "
-            f"other operators by their portable bodies: libaftplugins_{provider.library}.so is "
+            f"{' and '.join(names)} ran by fallbacks with 16-bit products for {provider.name}, the "
+            f"other operators by their fallbacks: libaftplugins_{provider.library}.so is "
             "not installed. Run make cuda-wheel in aftexport's source folder and install "
             "dist/aftexport_cuda-*.whl."
         ]
-    return [f"The portable bodies ran: {why}"]
+    return [f"The fallbacks ran: {why}"]
 
 
 def _built_engine(bundle: Bundle, cases: Sequence[Case]) -> tuple[list[Comparison], list[str]]:

@@ -62,7 +62,7 @@ def compare_layers(
         error = Differences.between(value, expected[name], counting[name]).error
         way = "standard operator"
         if node.domain == DOMAIN:
-            way = "fused kernel" if paths.get(node.op_type) == "fused" else "portable body"
+            way = "fused kernel" if paths.get(node.op_type) == "fused" else "fallback"
         layers.append(
             Layer(name, program.module(name), node.op_type, way, error, not error <= bound)
         )
@@ -297,7 +297,7 @@ class _Runs:
         findings = _weights(self.subgraph, self.program, span)
         findings = findings or _transposed(self.subgraph, self.rounded(), self.apart)
         if not self.fused and steps.body > steps.definition:
-            findings.append("Its portable body in the file differs from the definition.")
+            findings.append("Its fallback in the file differs from the definition.")
         return findings or [
             "Its weights equal those of PyTorch: an activation, an axis, an attribute or an input "
             "differs."

@@ -135,9 +135,7 @@ def load_standard_ops_model(bundle: Bundle, settings: Settings) -> LoadedModel:
         fused=False,
         provider=settings.provider,
     )
-    choice = ChosenEngine(
-        engine, "ONNX Runtime with portable bodies only, because parity was broken."
-    )
+    choice = ChosenEngine(engine, "ONNX Runtime with fallbacks only, because parity was broken.")
     return _Load(bundle, settings, choice, standard_ops_only=True).run()
 
 

@@ -148,7 +148,7 @@ class BreachHandler:
                         partial(load_standard_ops_model, active.bundle, self._settings)
                     )
             except Exception:
-                logger.exception("the model cannot be loaded with portable bodies only")
+                logger.exception("the model cannot be loaded with fallbacks only")
             is_active = self._fallback is asyncio.current_task()  # not of a bundle before
             if model is None or model.breach is not None:
                 if is_active:
@@ -158,7 +158,7 @@ class BreachHandler:
             active.model = model
             if is_active:
                 self._scheduler.measure(model)
-                logger.warning("serving with portable bodies only from now on")
+                logger.warning("serving with fallbacks only from now on")
 
 
 Outputs = Mapping[str, NDArray[Any]]

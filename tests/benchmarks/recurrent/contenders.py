@@ -79,7 +79,7 @@ CONTENDERS = {
     OURS: "our kernel",
     "onnxruntime": "ONNX Runtime's `com.microsoft.LinearAttention`",
     "torch_compile": "torch.compile of the chunked form",
-    "body": "our portable body in ONNX Runtime",
+    "body": "our fallback in ONNX Runtime",
 }
 Preparation = Callable[[int], Run]
 """Returns a call of the contender with a number of threads; the call returns the output."""

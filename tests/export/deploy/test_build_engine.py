@@ -162,7 +162,7 @@ def test_pending_gpu_work_is_reported_everywhere(
     assert parity["engine"] == {"cases": [], "deferred": [deferred]}
     assert deferred.split(":")[1] in (rtx_bundle / "parity.html").read_text("utf-8")
     said = run_here(["inspect", rtx_bundle], capsys).out
-    path = "portable body" if aftplugins.library("tensorrt") is None else "plugin"
+    path = "fallback" if aftplugins.library("tensorrt") is None else "plugin"
     for words in (deferred, "compute capability 8.0, 8.6", "1 to 500 tokens", path):
         assert words in said
 

@@ -253,7 +253,7 @@ def test_command_names_forms(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     words = ["unfuse", tmp_path / "own.onnx", tmp_path / "new.onnx"]
     done = run_here(words, capsys)
     assert done.code == 0
-    assert "portable body" in done.out
+    assert "fallback" in done.out
     assert "--opset 27" in " ".join(done.out.split())
     done = run_here([*words, "--opset", "27"], capsys)
     assert done.code == 0

@@ -197,7 +197,7 @@ def test_note_says_how_to_get_kernels(
     monkeypatch.setattr(aftplugins, "library", lambda _: None)
     monkeypatch.delenv(aftplugins.DISABLE_VARIABLE, raising=False)
     (note,) = check._path_notes(Bundle.open(bundle_folder), check.Request(provider=provider))
-    assert note.startswith("The portable bodies ran: ")
+    assert note.startswith("The fallbacks ran: ")
     assert remedy in note
 
 
@@ -208,12 +208,12 @@ def test_note_names_bodies_of_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = SimpleNamespace(operators=["AftSimple", "LinearResidual"], precision="fp16")
     bundle: Any = SimpleNamespace(manifest=manifest)
     (note,) = check._path_notes(bundle, check.Request(provider="cuda"))
-    assert note.startswith("LinearResidual ran by bodies with 16-bit products")
+    assert note.startswith("LinearResidual ran by fallbacks with 16-bit products")
     (note,) = check._path_notes(bundle, check.Request(provider="cpu"))
-    assert note.startswith("The portable bodies ran: ")
+    assert note.startswith("The fallbacks ran: ")
     monkeypatch.setenv(aftplugins.DISABLE_VARIABLE, "1")
     (note,) = check._path_notes(bundle, check.Request(provider="cuda"))
-    assert note.startswith("The portable bodies ran: ")
+    assert note.startswith("The fallbacks ran: ")
 
 
 def test_documents_over_maximum_are_refused(

@@ -80,7 +80,7 @@ class ExecutionProvider:
                 f"libaftplugins_{self.library}.so is not installed.",
                 "Run make cuda-wheel in aftexport's source folder and install "
                 f"dist/aftexport_cuda-*.whl, or set {aftplugins.DISABLE_VARIABLE}=1 to run every "
-                "operator by its portable body.",
+                "operator by its fallback.",
             )
 
     def adapt(self, model: onnx.ModelProto) -> bool:

@@ -173,7 +173,7 @@ def _check_turing(model: Path, operators: Mapping[str, str]) -> None:
     for function in graph.functions:
         if function.name in operators and _has_products(function.node):
             raise UsageError(
-                f"The portable body of {function.name} multiplies in float32, which "
+                f"The fallback of {function.name} multiplies in float32, which "
                 "TensorRT-RTX cannot do on compute capability 75.",
                 "Leave 75 out of --compute-capability.",
             )

@@ -23,7 +23,7 @@ _PRECISION = Attribute(
     "precision",
     "fp32",
     "Precision of the products: fp32; or fp16, bf16 or int8, with exp(w) and the keys' terms "
-    "rounded to float16, bfloat16 or 8-bit integers. Sums are float32. The portable body computes "
+    "rounded to float16, bfloat16 or 8-bit integers. Sums are float32. The fallback computes "
     "in float32, and so does the CPU kernel for fp16. int8 means bf16 on a GPU, in the causal "
     "form, and for a position_bias that spans more than 1 in a row.",
 )

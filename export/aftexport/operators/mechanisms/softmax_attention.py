@@ -57,7 +57,7 @@ PRECISION = Attribute(
     "precision",
     "fp32",
     "Precision of both products: fp32; bf16, with operands rounded to bfloat16 and sums in "
-    "float32; int8 means bf16, since whole numbers lose small weights. The portable body computes "
+    "float32; int8 means bf16, since whole numbers lose small weights. The fallback computes "
     "in float32.",
 )
 
