@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import aftexport
-from aftexport.system.installation import PACKAGE, install_command
+from aftexport.system.installation import PACKAGE, install_command, runtime_choice
 
 
 @pytest.mark.parametrize("package", ["aftexport", "aftplugins", "aftserve"])
@@ -89,8 +89,29 @@ def test_extra_cpu_needs_no_torch(bundle_folder: Path, tmp_path: Path) -> None:
     assert done.stdout.strip() in ("invoice", "contract", "letter"), done.stderr
 
 
-def test_base_names_runtime_extra(bundle_folder: Path, tmp_path: Path) -> None:
-    python = environment_of(tmp_path / "environment")
+def test_client_needs_only_its_library(server: str, tmp_path: Path) -> None:
+    """The commands, which need more, name the extra."""
+    python = environment_of(tmp_path / "environment", "client")
+    code = f"from aftserve.client import Client; print(Client({server!r}).infer('a').label)"
+    done = run_in(python, "-c", code, cwd=tmp_path)
+    assert done.stdout.strip() in ("invoice", "contract", "letter"), done.stderr
+    assert "ModuleNotFoundError" in run_in(python, "-c", "import numpy", cwd=tmp_path).stderr
+    for command in ("aftexport", "aftserve"):
+        done = run_in(python, "-m", command, "--help", cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr == (
+            f"error: This command needs rich, which is not installed.\n  Run: {runtime_choice()}\n"
+        )
+
+
+def test_bundle_names_runtime_extra(bundle_folder: Path, tmp_path: Path) -> None:
+    python = environment_of(tmp_path / "environment", "bundle")
+    code = (
+        "from pathlib import Path; from aftexport.bundle.bundle import Bundle; "
+        f"print(len(Bundle.open(Path({str(bundle_folder)!r})).golden()))"
+    )
+    done = run_in(python, "-c", code, cwd=tmp_path)
+    assert int(done.stdout) > 0, done.stderr
     done = run_in(python, "-m", "aftexport", "verify", bundle_folder, cwd=tmp_path)
     assert done.returncode == 2
     assert "ONNX Runtime is not installed." in done.stderr
@@ -106,9 +127,6 @@ def test_extras_bring_one_runtime() -> None:
             and marker.evaluate({"extra": extra})
         }
         assert {name for name in found if name.startswith("onnxruntime")} == {runtime}
-    base = {Requirement(text).name for text in distribution("aftexport").requires or ()
-            if Requirement(text).marker is None}  # fmt: skip
-    assert not {name for name in base if name.startswith(("onnxruntime", "torch"))}
     packages: dict[str, frozenset[str]] = {}
     needed("aftexport", frozenset({"dev"}), packages)
     assert {"onnxruntime", "torch", "fastapi"} <= packages.keys()
