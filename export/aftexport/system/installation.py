@@ -21,7 +21,7 @@ _EXTRAS = {
     "torch": "torch",
     "scipy": "calibrate",
     "sklearn": "demo",
-    **dict.fromkeys(("fastapi", "httptools", "limits", "prometheus_client"), "serve"),
+    **dict.fromkeys(("fastapi", "httptools", "prometheus_client"), "serve"),
     **dict.fromkeys(("pydantic_settings", "uvicorn"), "serve"),
     **dict.fromkeys(("grpc", "grpc_health"), "grpc"),
     "httpx": "client",
