@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import venv
-from importlib.metadata import distribution, metadata
+from importlib.metadata import distribution, metadata, packages_distributions
 from importlib.resources import files
 from pathlib import Path
 
@@ -32,6 +32,29 @@ def test_metadata_matches_package() -> None:
     installed = metadata("aftexport")
     assert installed["Version"] == aftexport.__version__
     assert installed["License-Expression"] == "Apache-2.0"
+
+
+TAKEN_ALONG = {"pydantic_core", "transformers"}
+"""Modules that pydantic pins exactly, or that the model of a user has imported."""
+
+
+def test_imported_packages_are_declared() -> None:
+    """A package that another one brings today may be missing with its next version."""
+    requirements = map(Requirement, distribution("aftexport").requires or ())
+    used = {*(metadata("aftexport").get_all("Provides-Extra") or ())} - {"dev", "docs", "wheels"}
+    declared = {
+        canonicalize_name(requirement.name)
+        for requirement in requirements
+        for extra in used
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+    }
+    distributions = packages_distributions()
+    for package in ("export/aftexport", "plugins/aftplugins", "serve/aftserve"):
+        for file in (Path(__file__).parents[1] / package).rglob("*.py"):
+            found = re.findall(r"(?m)^ *(?:import|from) (\w+)", file.read_text("utf-8"))
+            for module in {*found} - sys.stdlib_module_names - TAKEN_ALONG:
+                names = set(map(canonicalize_name, distributions.get(module, ())))
+                assert names & {*declared, "aftexport"} or not names, (file, module)
 
 
 def needed(name: str, extras: frozenset[str], found: dict[str, frozenset[str]]) -> None:
