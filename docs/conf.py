@@ -31,5 +31,5 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_use_ivar = True
 napoleon_numpy_docstring = False
-# Types of torch, httpx and the standard library are documented elsewhere.
+# Types of torch, httpx2 and the standard library are documented elsewhere.
 nitpick_ignore_regex = [("py:class", ".*")]

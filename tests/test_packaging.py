@@ -34,6 +34,8 @@ def test_metadata_matches_package() -> None:
     assert installed["License-Expression"] == "Apache-2.0"
 
 
+NOT_USED = {"dev", "docs", "wheels"}
+"""Extras for the work on the project."""
 TAKEN_ALONG = {"pydantic_core", "transformers"}
 """Modules that pydantic pins exactly, or that the model of a user has imported."""
 
@@ -41,7 +43,7 @@ TAKEN_ALONG = {"pydantic_core", "transformers"}
 def test_imported_packages_are_declared() -> None:
     """A package that another one brings today may be missing with its next version."""
     requirements = map(Requirement, distribution("aftexport").requires or ())
-    used = {*(metadata("aftexport").get_all("Provides-Extra") or ())} - {"dev", "docs", "wheels"}
+    used = {*(metadata("aftexport").get_all("Provides-Extra") or ())} - NOT_USED
     declared = {
         canonicalize_name(requirement.name)
         for requirement in requirements
@@ -154,6 +156,20 @@ def test_extras_bring_one_runtime() -> None:
     needed("aftexport", frozenset({"dev"}), packages)
     assert {"onnxruntime", "torch", "fastapi"} <= packages.keys()
     assert "onnxruntime-gpu" not in packages
+
+
+def test_other_licenses_are_named() -> None:
+    """install.md names each package whose license is not permissive."""
+    packages: dict[str, frozenset[str]] = {}
+    extras = {*(metadata("aftexport").get_all("Provides-Extra") or ())} - NOT_USED
+    needed("aftexport", frozenset(extras - {"cuda", "trt"}), packages)
+    page = (Path(__file__).parents[1] / "docs" / "how-to" / "install.md").read_text("utf-8")
+    for name in packages:
+        fields = metadata(name).get_all("Classifier") or []
+        fields += [metadata(name).get(key) or "" for key in ("License", "License-Expression")]
+        if re.search(r"GPL|MPL|Mozilla|Proprietary", " ".join(fields)):
+            parts = name.split("-")
+            assert any(f"`{'-'.join(parts[: end + 1])}`" in page for end in range(len(parts))), name
 
 
 def test_index_readme_has_no_relative_links() -> None:

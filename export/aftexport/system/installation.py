@@ -24,7 +24,7 @@ _EXTRAS = {
     **dict.fromkeys(("anyio", "fastapi", "httptools", "prometheus_client"), "serve"),
     **dict.fromkeys(("pydantic_settings", "starlette", "uvicorn"), "serve"),
     **dict.fromkeys(("grpc", "grpc_health"), "grpc"),
-    "httpx": "client",
+    "httpx2": "client",
     "ray": "ray",
     "pyarrow": "ray",
     **dict.fromkeys(("filelock", "jinja2", "loky", "numpy", "onnx", "pydantic"), "cpu"),
