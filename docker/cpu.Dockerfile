@@ -10,13 +10,16 @@ WORKDIR /source
 COPY docker/requirements.txt docker/
 # Without pip in it: nothing is to be installed later.
 RUN python3 -m venv --without-pip /opt/aftserve \
-    && pip --python /opt/aftserve install --no-cache-dir --require-hashes --no-deps -r docker/requirements.txt
+    && pip --python /opt/aftserve install --no-cache-dir --require-hashes -r docker/requirements.txt
 COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY export export
 COPY plugins plugins
 COPY serve serve
-# A wheel without the kernels would be made where they cannot be compiled.
-RUN pip --python /opt/aftserve install --no-cache-dir --no-deps . \
+# Without an index: a requirement that is not pinned fails. A wheel without the kernels would be made where they cannot be
+# compiled.
+RUN pip wheel --no-cache-dir --wheel-dir wheels . \
+    && pip --python /opt/aftserve install --no-index "$(echo wheels/*.whl)[grpc,serve]" \
+    && pip --python /opt/aftserve check \
     && /opt/aftserve/bin/python -c 'import aftplugins; assert aftplugins.library("onnxruntime"), "no kernels"' \
     && find /opt/aftserve -type d -name tests -prune -exec rm -r {} +
 

@@ -14,7 +14,7 @@ COPY constraints.txt .
 COPY docker/requirements.txt docker/requirements-gpu.txt docker/
 # The base image's own Python packages hold TensorRT.
 RUN python3 -m venv --without-pip --system-site-packages /opt/aftserve \
-    && pip --python /opt/aftserve install --no-cache-dir --require-hashes --no-deps --ignore-installed \
+    && pip --python /opt/aftserve install --no-cache-dir --require-hashes --ignore-installed \
        -r docker/requirements.txt -r docker/requirements-gpu.txt \
     && /opt/aftserve/bin/python -c 'import tensorrt' \
     && python3 -m venv /opt/tools && /opt/tools/bin/pip install --no-cache-dir --constraint constraints.txt cmake ninja
@@ -22,7 +22,8 @@ COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY export export
 COPY plugins plugins
 COPY serve serve
-RUN pip --python /opt/aftserve install --no-cache-dir --no-deps .
+RUN pip wheel --no-cache-dir --wheel-dir wheels . \
+    && pip --python /opt/aftserve install --no-index "$(echo wheels/*.whl)[grpc,serve]"
 RUN export PATH=/opt/tools/bin:/usr/local/cuda/bin:$PATH \
     && cmake -S plugins/cuda -B build -G Ninja -DAFT_CUDA_ARCH="$AFT_CUDA_ARCH" \
     && cmake --build build \

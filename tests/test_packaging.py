@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import venv
-from importlib.metadata import distribution, metadata
+from importlib.metadata import distribution, metadata, packages_distributions
 from importlib.resources import files
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import aftexport
-from aftexport.system.installation import PACKAGE, install_command
+from aftexport.system.installation import PACKAGE, install_command, runtime_choice
 
 
 @pytest.mark.parametrize("package", ["aftexport", "aftplugins", "aftserve"])
@@ -32,6 +32,31 @@ def test_metadata_matches_package() -> None:
     installed = metadata("aftexport")
     assert installed["Version"] == aftexport.__version__
     assert installed["License-Expression"] == "Apache-2.0"
+
+
+NOT_USED = {"dev", "docs", "wheels"}
+"""Extras for the work on the project."""
+TAKEN_ALONG = {"pydantic_core", "transformers"}
+"""Modules that pydantic pins exactly, or that the model of a user has imported."""
+
+
+def test_imported_packages_are_declared() -> None:
+    """A package that another one brings today may be missing with its next version."""
+    requirements = map(Requirement, distribution("aftexport").requires or ())
+    used = {*(metadata("aftexport").get_all("Provides-Extra") or ())} - NOT_USED
+    declared = {
+        canonicalize_name(requirement.name)
+        for requirement in requirements
+        for extra in used
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+    }
+    distributions = packages_distributions()
+    for package in ("export/aftexport", "plugins/aftplugins", "serve/aftserve"):
+        for file in (Path(__file__).parents[1] / package).rglob("*.py"):
+            found = re.findall(r"(?m)^ *(?:import|from) (\w+)", file.read_text("utf-8"))
+            for module in {*found} - sys.stdlib_module_names - TAKEN_ALONG:
+                names = set(map(canonicalize_name, distributions.get(module, ())))
+                assert names & {*declared, "aftexport"} or not names, (file, module)
 
 
 def needed(name: str, extras: frozenset[str], found: dict[str, frozenset[str]]) -> None:
@@ -89,8 +114,29 @@ def test_extra_cpu_needs_no_torch(bundle_folder: Path, tmp_path: Path) -> None:
     assert done.stdout.strip() in ("invoice", "contract", "letter"), done.stderr
 
 
-def test_base_names_runtime_extra(bundle_folder: Path, tmp_path: Path) -> None:
-    python = environment_of(tmp_path / "environment")
+def test_client_needs_only_its_library(server: str, tmp_path: Path) -> None:
+    """The commands, which need more, name the extra."""
+    python = environment_of(tmp_path / "environment", "client")
+    code = f"from aftserve.client import Client; print(Client({server!r}).infer('a').label)"
+    done = run_in(python, "-c", code, cwd=tmp_path)
+    assert done.stdout.strip() in ("invoice", "contract", "letter"), done.stderr
+    assert "ModuleNotFoundError" in run_in(python, "-c", "import numpy", cwd=tmp_path).stderr
+    for command in ("aftexport", "aftserve"):
+        done = run_in(python, "-m", command, "--help", cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr == (
+            f"error: This command needs rich, which is not installed.\n  Run: {runtime_choice()}\n"
+        )
+
+
+def test_bundle_names_runtime_extra(bundle_folder: Path, tmp_path: Path) -> None:
+    python = environment_of(tmp_path / "environment", "bundle")
+    code = (
+        "from pathlib import Path; from aftexport.bundle.bundle import Bundle; "
+        f"print(len(Bundle.open(Path({str(bundle_folder)!r})).golden()))"
+    )
+    done = run_in(python, "-c", code, cwd=tmp_path)
+    assert int(done.stdout) > 0, done.stderr
     done = run_in(python, "-m", "aftexport", "verify", bundle_folder, cwd=tmp_path)
     assert done.returncode == 2
     assert "ONNX Runtime is not installed." in done.stderr
@@ -106,13 +152,25 @@ def test_extras_bring_one_runtime() -> None:
             and marker.evaluate({"extra": extra})
         }
         assert {name for name in found if name.startswith("onnxruntime")} == {runtime}
-    base = {Requirement(text).name for text in distribution("aftexport").requires or ()
-            if Requirement(text).marker is None}  # fmt: skip
-    assert not {name for name in base if name.startswith(("onnxruntime", "torch"))}
     packages: dict[str, frozenset[str]] = {}
     needed("aftexport", frozenset({"dev"}), packages)
     assert {"onnxruntime", "torch", "fastapi"} <= packages.keys()
     assert "onnxruntime-gpu" not in packages
+
+
+def test_other_licenses_are_named() -> None:
+    """install.md names each package whose license is not permissive."""
+    packages: dict[str, frozenset[str]] = {}
+    extras = {*(metadata("aftexport").get_all("Provides-Extra") or ())} - NOT_USED
+    needed("aftexport", frozenset(extras - {"cuda", "trt"}), packages)
+    page = (Path(__file__).parents[1] / "docs" / "how-to" / "install.md").read_text("utf-8")
+    for name in packages:
+        fields = metadata(name).get_all("Classifier") or []
+        for key in ("License", "License-Expression"):  # some have the whole text
+            fields.append((metadata(name).get(key) or "").partition("\n")[0])
+        if re.search(r"\b[AL]?GPL|\bMPL|Mozilla|Proprietary", " ".join(fields)):
+            parts = name.split("-")
+            assert any(f"`{'-'.join(parts[: end + 1])}`" in page for end in range(len(parts))), name
 
 
 def test_index_readme_has_no_relative_links() -> None:

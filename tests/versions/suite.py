@@ -91,7 +91,7 @@ def put_row(row: Row) -> None:
 
 
 EXTRAS = "calibrate,client,cpu,torch"
-TOOLS = ("hypothesis", "packaging", "pytest", "pytest-xdist", "scikit-learn")
+TOOLS = ("httpx", "hypothesis", "packaging", "pytest", "pytest-xdist", "scikit-learn")
 """Packages that the tests import beside those of the extras."""
 MADE = "made"
 """A file in a finished environment."""

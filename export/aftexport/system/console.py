@@ -133,7 +133,7 @@ def plain_table(*headers: str) -> Table:
 
 def path_title(path: str) -> str:
     """Return the title of the path of an operator, ``fused`` or ``portable``."""
-    return "fused kernel" if path == "fused" else "portable body"
+    return "fused kernel" if path == "fused" else "fallback"
 
 
 def operator_table(operators: Mapping[str, int], paths: Mapping[str, str]) -> Table:

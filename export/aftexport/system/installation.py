@@ -6,6 +6,9 @@ another project's package.
 
 import json
 import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,30 +21,37 @@ _EXTRAS = {
     "torch": "torch",
     "scipy": "calibrate",
     "sklearn": "demo",
-    **dict.fromkeys(("fastapi", "httptools", "limits", "prometheus_client"), "serve"),
-    **dict.fromkeys(("pydantic_settings", "uvicorn"), "serve"),
+    **dict.fromkeys(("anyio", "fastapi", "httptools", "prometheus_client"), "serve"),
+    **dict.fromkeys(("pydantic_settings", "starlette", "uvicorn"), "serve"),
     **dict.fromkeys(("grpc", "grpc_health"), "grpc"),
-    "httpx": "client",
+    "httpx2": "client",
     "ray": "ray",
     "pyarrow": "ray",
-    **dict.fromkeys(("onnx_ir", "onnxscript"), ""),
+    **dict.fromkeys(("filelock", "jinja2", "loky", "numpy", "onnx", "pydantic"), "cpu"),
+    **dict.fromkeys(("rich", "safetensors", "tokenizers"), "cpu"),
+    **dict.fromkeys(("onnx_ir", "onnxscript"), "fuse"),
 }
-"""The extra that brings a module; empty for a module that only the images leave out."""
+"""The extra that brings a module. Commands that lack one of ``bundle`` also lack a runtime."""
 _UNKNOWN = "FOLDER_OR_WHEEL_OF_AFTEXPORT"
 
 
 def install_command(*extras: str) -> str:
-    """Return the command that installs extras of this copy of aftexport, or no extra.
+    """Return the command that installs extras of this copy of aftexport.
 
     The command names the folder, the wheel or the URL that the copy was installed from. If it is
     unknown or gone, a word stands in its place.
     """
-    chosen = f"[{','.join(extras)}]" if extras else ""
+    chosen = f"[{','.join(extras)}]"
     option, source = _source()
     target = f"{source or _UNKNOWN}{chosen}"
     if source is not None and "://" in source:
         target = f"{PACKAGE}{chosen} @ {source}"
     return f"pip install {option}{shlex.quote(target)}"
+
+
+def runtime_choice() -> str:
+    """Return the command that installs a runtime, and its other choice."""
+    return f"{install_command('cpu')}, or with cuda in place of cpu for an NVIDIA GPU"
 
 
 def missing_module_error(
@@ -61,8 +71,25 @@ def check_installed(module: str) -> None:
         raise _missing(module, _EXTRAS[module])
 
 
+@contextmanager
+def exit_without_package() -> Iterator[None]:
+    """End the process with the command that installs a missing package, for imports of a command.
+
+    Raises:
+        SystemExit: with status 2, after the message on standard error.
+        ModuleNotFoundError: if no extra brings the missing module.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (missing := missing_module_error(error)) is None:
+            raise
+        print(f"error: {missing.problem}\n  {missing.remedy}", file=sys.stderr)
+        sys.exit(missing.exit_code)
+
+
 def _missing(module: str, extra: str) -> UsageError:
-    command = install_command(extra) if extra else install_command()
+    command = runtime_choice() if extra == "cpu" else install_command(extra)
     return UsageError(f"This command needs {module}, which is not installed.", f"Run: {command}")
 
 

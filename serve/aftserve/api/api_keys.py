@@ -5,6 +5,7 @@ import hmac
 import logging
 import math
 import os
+import re
 import secrets
 import stat
 import time
@@ -16,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import limits
 from fastapi import Request, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.security.utils import get_authorization_scheme_param
@@ -42,8 +42,48 @@ _MAX_LINKS = 40
 """Maximum number of links that Linux follows in one path."""
 
 
+_SECONDS = {
+    "second": 1,
+    "minute": 60,
+    "hour": 3600,
+    "day": 86400,
+    "month": 30 * 86400,
+    "year": 360 * 86400,
+}
+"""The seconds of each period."""
+_RATE = re.compile(
+    rf"([0-9]+)\s*(?:/|per)\s*([1-9][0-9]*)?\s*({'|'.join(_SECONDS)})s?", re.IGNORECASE | re.ASCII
+)
+_SEPARATORS = re.compile("[,;|]")
+
+
+@dataclass(frozen=True)
+class _Rate:
+    """An amount within a number of periods."""
+
+    amount: int
+    periods: int
+    period: str
+
+    def __str__(self) -> str:
+        return f"{self.amount} per {self.periods} {self.period}"
+
+    @property
+    def seconds(self) -> int:
+        return self.periods * _SECONDS[self.period]
+
+
+def _parse_rates(text: str) -> Iterator[_Rate]:
+    """Yield the rates of a text such as ``60/minute;1000/day``; ValueError for other texts."""
+    for part in _SEPARATORS.split(text):
+        if (found := _RATE.fullmatch(part.strip())) is None:
+            raise ValueError(f"expected a rate such as 60/minute, got {part.strip()!r}")
+        amount, periods, period = found.groups()
+        yield _Rate(int(amount), int(periods or 1), period.lower())
+
+
 def _check_rate(rate: str) -> str:
-    limits.parse_many(rate)
+    list(_parse_rates(rate))
     return rate
 
 
@@ -89,12 +129,11 @@ class _SlidingWindow:
 
     # Requests that arrive close together are one group with the time of the last, so that memory
     # does not grow with their number. So a request counts for up to a thousandth of the period too
-    # long. The library ``limits`` either stores each request or accepts too many, and it uses the
-    # system's clock, which may be set.
+    # long.
 
-    def __init__(self, rate: limits.RateLimitItem) -> None:
+    def __init__(self, rate: _Rate) -> None:
         self.rate = rate
-        self._seconds = float(rate.get_expiry())
+        self._seconds = float(rate.seconds)
         self._groups = deque[_Group]()
         self._count = 0
 
@@ -122,9 +161,9 @@ class _Allowance:
     # A request that is larger than the whole amount waits until the allowance is full, and
     # overdraws it. So no request is refused for ever, and the rate holds in the long run.
 
-    def __init__(self, rate: limits.RateLimitItem) -> None:
+    def __init__(self, rate: _Rate) -> None:
         self.rate = rate
-        self._per_second = rate.amount / rate.get_expiry()
+        self._per_second = rate.amount / rate.seconds
         self._left = float(rate.amount)
         self._at = -math.inf
 
@@ -135,7 +174,7 @@ class _Allowance:
         lacking = min(cost, self.rate.amount) - self._left
         if self._per_second:
             return max(0.0, lacking / self._per_second)
-        return float(self.rate.get_expiry())  # a rate may be 0
+        return float(self.rate.seconds)  # a rate may be 0
 
     def spend(self, cost: float) -> None:
         """Spend a cost."""
@@ -157,13 +196,13 @@ class Keys:
     def __init__(self, keys: Mapping[str, Key]) -> None:
         self._digests = {name: bytes.fromhex(key.sha256) for name, key in keys.items()}
         self._rates = {
-            name: [_SlidingWindow(rate) for rate in limits.parse_many(key.rate)]
+            name: [_SlidingWindow(rate) for rate in _parse_rates(key.rate)]
             for name, key in keys.items()
             if key.rate
         }
         self._allowances = {
             name: [
-                [_Allowance(rate) for rate in limits.parse_many(text)] if text else []
+                [_Allowance(rate) for rate in _parse_rates(text)] if text else []
                 for text in (key.tokens, key.seconds)
             ]
             for name, key in keys.items()

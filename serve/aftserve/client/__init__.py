@@ -1,4 +1,4 @@
-"""A client of the server, and its answers; ``Client`` needs httpx, and neither server nor torch.
+"""A client of the server, and its answers; ``Client`` needs httpx2, and neither server nor torch.
 
 from aftserve.client import Client
 
@@ -53,7 +53,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "Client":
-        # Only the client needs httpx: aftserve.Predictor gives the same answers without it.
+        # Only the client needs httpx2: aftserve.Predictor gives the same answers without it.
         from aftserve.client.client import Client
 
         return Client

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any, Self, TypeVar, overload
 
-import httpx
+import httpx2
 
 from aftserve.client.request import (
     JSON,
@@ -277,7 +277,7 @@ class Client:
         query = query_of(evidence, evidence_tokens, evidence_check, explain, outputs)
         with ExitStack() as closing:
 
-            def opened(left: float) -> httpx.Response:
+            def opened(left: float) -> httpx2.Response:
                 path, headers = path_and_headers(kind, query, left)
                 headers |= {"Accept": _LINES, "Content-Length": str(len(body))}
                 response = self._transport.stream(path, body, headers, left + _GRACE)
@@ -301,7 +301,7 @@ class Client:
 
     def _ask(
         self, content: Mapping[str, Any], query: str, deadline: float | None
-    ) -> httpx.Response:
+    ) -> httpx2.Response:
         body = to_json(content)
         return self._repeat(lambda left: self._post(JSON, body, query, left), deadline)
 
@@ -385,7 +385,7 @@ class Client:
 
     def _post(
         self, content_type: str, body: bytes | ArrayBody, query: str, left: float
-    ) -> httpx.Response:
+    ) -> httpx2.Response:
         """Send a request whose answer must arrive within ``left`` seconds."""
         path, headers = path_and_headers(content_type, query, left)
         headers["Content-Length"] = str(len(body))

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
+import httpx2
 
 from aftserve.client.results import (
     BusyError,
@@ -31,8 +31,8 @@ class Transport:
     def __init__(self, url: str, api_key: str | None) -> None:
         headers = {"X-API-Key": api_key} if api_key is not None else {}
         try:
-            self._http = httpx.Client(base_url=url, headers=headers)
-        except httpx.InvalidURL as error:
+            self._http = httpx2.Client(base_url=url, headers=headers)
+        except httpx2.InvalidURL as error:
             raise InvalidRequestError(f"{url} is not a valid URL: {error}") from error
         except UnicodeEncodeError:
             raise InvalidRequestError(_MALFORMED_KEY) from None
@@ -43,7 +43,7 @@ class Transport:
 
     def post(
         self, path: str, body: bytes | Iterable[bytes], headers: Mapping[str, str], seconds: float
-    ) -> httpx.Response:
+    ) -> httpx2.Response:
         """Send a request once, and return its successful response, or raise a ServerError."""
         # The response must be complete within ``seconds``. UnavailableError also means that a proxy
         # lost the request.
@@ -54,7 +54,7 @@ class Transport:
     @contextmanager
     def stream(
         self, path: str, body: bytes | Iterable[bytes], headers: Mapping[str, str], seconds: float
-    ) -> Iterator[httpx.Response]:
+    ) -> Iterator[httpx2.Response]:
         """Send a request once as ``post``, and yield its response before its content arrives."""
         end = time.monotonic() + seconds
         request = self._http.build_request(
@@ -72,7 +72,7 @@ class Transport:
         finally:
             response.close()
 
-    def content(self, response: httpx.Response) -> Iterator[bytes]:
+    def content(self, response: httpx2.Response) -> Iterator[bytes]:
         """Yield the content of a response of ``stream``; exceptions are those of ``post``."""
         with self._known_errors():
             yield from response.iter_bytes()
@@ -82,20 +82,20 @@ class Transport:
         """Raise errors of the connection as those of the client."""
         try:
             yield
-        except httpx.TimeoutException as error:
+        except httpx2.TimeoutException as error:
             raise DeadlineError("The server did not answer by the deadline.") from error
-        except httpx.UnsupportedProtocol as error:
+        except httpx2.UnsupportedProtocol as error:
             base = self._http.base_url
             raise InvalidRequestError(f"{base} is not a valid URL: {error}") from error
-        except httpx.LocalProtocolError:
+        except httpx2.LocalProtocolError:
             # The message contains the header, which may be the API key.
             raise InvalidRequestError(_MALFORMED_KEY) from None
-        except httpx.RequestError as error:
+        except httpx2.RequestError as error:
             raise UnavailableError(f"{self._http.base_url}: {error}") from error
 
 
-class _DeadlineStream(httpx.SyncByteStream):
-    """A body with a deadline; httpx only limits the time between two parts."""
+class _DeadlineStream(httpx2.SyncByteStream):
+    """A body with a deadline; httpx2 only limits the time between two parts."""
 
     def __init__(self, end: float, stream: Any) -> None:
         self._end = end
@@ -104,14 +104,14 @@ class _DeadlineStream(httpx.SyncByteStream):
     def __iter__(self) -> Iterator[bytes]:
         for part in self._stream:
             if time.monotonic() > self._end:
-                raise httpx.ReadTimeout("the answer arrives too slowly")
+                raise httpx2.ReadTimeout("the answer arrives too slowly")
             yield part
 
     def close(self) -> None:
         self._stream.close()
 
 
-def _check_status(response: httpx.Response) -> None:
+def _check_status(response: httpx2.Response) -> None:
     """Raise the error of a response without success; it may be of a proxy."""
     if response.is_success:
         return
@@ -130,7 +130,7 @@ def _check_status(response: httpx.Response) -> None:
     raise error_of(status, text, retry_after)
 
 
-def _detail(response: httpx.Response) -> str | None:
+def _detail(response: httpx2.Response) -> str | None:
     """Return the server's own message; None if the response is not of aftserve."""
     try:
         return str(response.json()["detail"])

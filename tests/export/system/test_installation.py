@@ -7,6 +7,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from aftexport.system import installation
 from aftexport.system.installation import install_command, missing_module_error
@@ -83,16 +85,27 @@ def test_missing_module_names_its_extra() -> None:
     assert demo is not None
     assert demo.remedy == f"Run: {install_command('demo')}"
     assert missing_module_error(ModuleNotFoundError(name="a_module_of_a_user")) is None
+    base = missing_module_error(ModuleNotFoundError(name="onnx"))
+    assert base is not None
+    assert base.remedy.startswith(f"Run: {install_command('cpu')}, or with cuda in place of cpu")
 
 
-@pytest.mark.parametrize("module", ["onnx_ir", "onnxscript"])
-def test_module_without_extra_has_command(module: str) -> None:
-    """The images leave these packages out, though each installation by pip brings them."""
-    error = missing_module_error(ModuleNotFoundError(name=module))
-    assert error is not None
-    assert error.problem == f"This command needs {module}, which is not installed."
-    assert error.remedy == f"Run: {install_command()}"
-    assert "[" not in error.remedy
+def brought(extra: str) -> set[str]:
+    """Return the distributions that an extra brings, with those of the extras in it."""
+    found = set[str]()
+    for text in metadata.requires("aftexport") or ():
+        requirement = Requirement(text)
+        if requirement.marker is not None and requirement.marker.evaluate({"extra": extra}):
+            for inner in requirement.extras:
+                found |= brought(inner)
+            found.add(canonicalize_name(requirement.name))
+    return found
+
+
+def test_extra_brings_missing_module() -> None:
+    distributions = metadata.packages_distributions()
+    for module, extra in installation._EXTRAS.items():
+        assert set(map(canonicalize_name, distributions[module])) & brought(extra), module
 
 
 def test_no_command_takes_the_name_from_an_index() -> None:

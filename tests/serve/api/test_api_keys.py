@@ -397,3 +397,19 @@ def test_exposed_keys_file_gives_warning(
         assert warning in message
         assert str(path) in message
         assert "chmod" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("60/minute", ["60 per 1 minute"]),
+        (" 1 per 2 hours, 3/DAY ;0/month", ["1 per 2 hour", "3 per 1 day", "0 per 1 month"]),
+        *((text, []) for text in ("", "x", "6/minut", "1/0hour", "1/hour;", "1/hour 2/day")),
+    ],
+)
+def test_rates_are_parsed(text: str, shown: list[str]) -> None:
+    if shown:
+        assert list(map(str, api_keys._parse_rates(text))) == shown
+    else:
+        with pytest.raises(ValueError, match="expected a rate such as 60/minute, got"):
+            Key(sha256=DIGEST, rate=text)

@@ -7,7 +7,7 @@ from importlib import metadata
 from importlib.util import find_spec
 
 from aftexport.errors import EngineError
-from aftexport.system.installation import install_command
+from aftexport.system.installation import runtime_choice
 
 PACKAGES = (
     "onnxruntime",
@@ -29,7 +29,7 @@ PACKAGES = (
 def check_package() -> None:
     """Check that exactly one package of ONNX Runtime is installed."""
     found = [name for name in PACKAGES if _is_installed(name)]
-    choice = f"{install_command('cpu')}, or with cuda in place of cpu for an NVIDIA GPU"
+    choice = runtime_choice()
     if len(found) > 1:
         raise EngineError(
             f"Expected one package of ONNX Runtime, got {' and '.join(found)}, which overwrite "
