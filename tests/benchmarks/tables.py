@@ -35,7 +35,13 @@ from benchmarks.table_parts import (
 from benchmarks.workloads import SOFTMAX
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/benchmarks.md", "docs/kernels.md", "docs/models.md")
+PAGES = (
+    "README.md",
+    "docs/benchmarks.md",
+    "docs/how-to/train-on-whole-documents.md",
+    "docs/kernels.md",
+    "docs/models.md",
+)
 LARGE_ERROR = 0.1
 """The error of a peer, relative to the largest logit, above which a ratio names it."""
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)

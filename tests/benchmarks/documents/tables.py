@@ -44,7 +44,7 @@ def document_sentence() -> str:
     """Return the README's line, by the latest record."""
     record = _latest()
     said = [f"{question} {_compared(record, task)}" for task, question in QUESTIONS.items()]
-    text = f"F1 on documents of {SHOWN:,} tokens: {'; '.join(said)}. [All figures]({PLACE})."
+    text = f"F1 at {SHOWN:,} tokens: {'; '.join(said)}. [All figures]({PLACE})."
     return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
 
 
@@ -62,7 +62,7 @@ def _compared(record: Record, task: str) -> str:
         return _mean(own, "f1")
 
     windows = max(map(found, ("window_max", "window_mean", "window_learned")))
-    return f"{found(LOCAL)} whole, {windows} in windows, {found('first')} by the first 512"
+    return f"{found(LOCAL)} whole, {windows} in windows, {found('first')} cut at 512"
 
 
 def record_parts(record: Record) -> Iterator[str]:
