@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parent / "support" / "call_profile.py"
     ("kind", "fixture", "max_files"),
     [
         ("infer", "bundle_folder", 40),
-        pytest.param("export", "checkpoint_file", 185, marks=pytest.mark.slow),
+        pytest.param("export", "checkpoint_file", 186, marks=pytest.mark.slow),
     ],
 )
 def test_own_files_are_few(

@@ -232,7 +232,7 @@ def test_verify_compares_all_windows(folder: Path, tmp_path: Path) -> None:
     case = next(one for one in bundle.golden() if one.subject == IN_WINDOWS)
     assert len(case.outputs["logits"]) == 4
     console = Console(file=StringIO(), width=200)
-    show_bundle(bundle.path, console)
+    show_bundle(bundle, console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "512 tokens (2 of them added by the tokenizer) every 384, answer by max" in shown
     assert "background of logits: safe" in shown

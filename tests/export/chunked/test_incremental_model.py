@@ -201,7 +201,7 @@ def test_growing_state_is_told_and_limited(tmp_path: Path, monkeypatch: pytest.M
     """A causal softmax attention keeps all keys and values, of 16 channels each."""
     bundle = exported(tmp_path, "dot_product_attention")
     console = Console(record=True, width=200)
-    show_bundle(bundle, console)
+    show_bundle(Bundle.open(bundle), console)
     shown = f"yes, with 0.125 KiB of state for each of at most {MAX_TOKENS} tokens"
     assert shown in console.export_text()
     model = IncrementalModel(bundle, threads=1)
