@@ -21,7 +21,7 @@ from aftserve.ray.deployment import DeploymentSettings, deployment_options
 from aftserve.settings import Settings
 from docs.pages import BLOCKS, PAGES, Block
 
-_SHOWN = re.findall(r"(?m)^aftserve (key [^>\n]+)", "".join(b.text for b in BLOCKS))
+_SHOWN = re.findall(r"(?m)^aftserve (key [^[>\n]+)(?:>|$)", "".join(b.text for b in BLOCKS))
 KEY_COMMANDS = sorted({command.strip() for command in _SHOWN})  # each once, without redirection
 
 
