@@ -61,7 +61,8 @@ class ModelSource:
         if self.factory is None or isinstance(self.factory, str):
             return self.factory or ""
         name = str(getattr(self.factory, "__name__", type(self.factory).__name__))
-        return name if name.isidentifier() else "model"  # that of a lambda is no name of a file
+        # A lambda has no name that a file could have.
+        return name if name.isidentifier() else "model"
 
     @property
     def is_onnx(self) -> bool:

@@ -25,7 +25,7 @@ from aftserve.model.answers import Answer
 from aftserve.model.documents import TokenizedDocument, document_answer
 from aftserve.model.evidence import add_evidence, check
 from aftserve.model.evidence import explain as explain_answer
-from aftserve.model.wanted import MAX_CHECKS, SPAN_TOKENS, AnswerOptions
+from aftserve.model.wanted import MAX_CHECKS, AnswerOptions
 from aftserve.schemas import DocumentResult, Timings
 from aftserve.settings import Policy, Settings
 
@@ -112,7 +112,7 @@ class Predictor:
         *,
         inputs: Fields | None = None,
         evidence: int = 0,
-        evidence_tokens: int = 64,
+        evidence_tokens: int | None = None,
         evidence_check: int = 0,
         explain: Names = (),
         outputs: Names = (),
@@ -125,7 +125,7 @@ class Predictor:
         *,
         inputs: Iterable[Fields] | None = None,
         evidence: int = 0,
-        evidence_tokens: int = 64,
+        evidence_tokens: int | None = None,
         evidence_check: int = 0,
         explain: Names = (),
         outputs: Names = (),
@@ -138,7 +138,7 @@ class Predictor:
         *,
         inputs: Fields | Iterable[Fields] | None = None,
         evidence: int = 0,
-        evidence_tokens: int = 64,
+        evidence_tokens: int | None = None,
         evidence_check: int = 0,
         explain: Names = (),
         outputs: Names = (),
@@ -152,7 +152,7 @@ class Predictor:
                 mapping for each of several documents.
             evidence: maximum passages of each document that support its label; with ``explain``
                 or ``evidence_check``, 5 in place of 0.
-            evidence_tokens: maximum tokens of a passage.
+            evidence_tokens: maximum tokens of a passage; None for 64.
             evidence_check: number of passages, up to 5, whose document runs again without them.
             explain: labels or values, ``NAME`` or ``OUTPUT:NAME``, that the passages support in
                 place of the largest logit; or outputs, for the labels or values of their answers.
@@ -183,7 +183,7 @@ class Predictor:
         *,
         inputs: Iterable[Fields] | None = None,
         evidence: int = 0,
-        evidence_tokens: int = 64,
+        evidence_tokens: int | None = None,
         evidence_check: int = 0,
         explain: Names = (),
         outputs: Names = (),
@@ -261,18 +261,17 @@ def _settings(**arguments: Any) -> Settings:
 
 
 def _options(
-    evidence: int, tokens: int, checks: int, explain: Names, outputs: Names
+    evidence: int, tokens: int | None, checks: int, explain: Names, outputs: Names
 ) -> AnswerOptions:
     if evidence < 0:
         raise UsageError(f"evidence must be at least 0, got {evidence}.", "Give 0 for none.")
-    if tokens < 1:
+    if tokens is not None and tokens < 1:
         raise UsageError(f"evidence_tokens must be at least 1, got {tokens}.", "Give 64, or more.")
     if not 0 <= checks <= MAX_CHECKS:
         raise UsageError(
             f"evidence_check must be from 0 to {MAX_CHECKS}, got {checks}.", "Give 0 for none."
         )
-    given = tokens if tokens != SPAN_TOKENS else 0
-    return AnswerOptions(evidence, _listed(explain), _listed(outputs), given, checks)
+    return AnswerOptions(evidence, _listed(explain), _listed(outputs), tokens or 0, checks)
 
 
 def _listed(names: Names) -> Sequence[str]:

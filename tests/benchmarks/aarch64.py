@@ -1,7 +1,7 @@
 """Count the instructions per token that each kernel takes on an emulated aarch64.
 
     make native-aarch64 PART=1
-    PYTHONPATH=tests:tests/support .venv/bin/python -m benchmarks.aarch64 --record
+    PYTHONPATH=tests:tests/support:examples .venv/bin/python -m benchmarks.aarch64 --record
 
 The first command builds ``build/native/aarch64/count_workload``. QEMU names every
 block of instructions before it runs. The counts are exact, and say nothing about time.

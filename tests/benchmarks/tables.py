@@ -2,7 +2,7 @@
 
 As a program it also writes the pictures and, with all peers installed, their registry.
 
-PYTHONPATH=tests:tests/support .venv/bin/python -m benchmarks.tables
+PYTHONPATH=tests:tests/support:examples .venv/bin/python -m benchmarks.tables
 """
 
 import json

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 import tiny_models
 from calibrations import labelled, write_lines
-from commands import environment
+from commands import environment, run_python
 from servers import serving
 
 import aftplugins
@@ -203,3 +203,16 @@ def test_block_has_known_mark(block: Block) -> None:
     assert is_directive or block.language in known, f"{block.place}: use a fence of {known}"
     if block.mark == "not run":
         assert block.marked in NOT_RUN, f"{block.place}: expected one of {', '.join(NOT_RUN)}"
+
+
+_MODULE = re.compile(r"(?m)^PYTHONPATH=(\S+) .*?python -m (\S+)")
+MODULES = sorted({found for page in PAGES.values() for found in _MODULE.findall(page)})
+
+
+@pytest.mark.parametrize(("path", "module"), MODULES)
+def test_documented_module_is_found(path: str, module: str) -> None:
+    """The folders that a command names are enough; many commands take too long to run."""
+    folder = REPOSITORY / "tests" / module.replace(".", "/")
+    program = f"{module}.__main__" if folder.is_dir() else module
+    outcome = run_python("-c", f"import {program}", cwd=REPOSITORY, PYTHONPATH=path)
+    assert outcome.code == 0, outcome.err

@@ -42,7 +42,7 @@ def test_wrong_options_are_refused(predictor: Predictor) -> None:
     with pytest.raises(UsageError, match="evidence_tokens must be at least 1, got 0"):
         predictor("a", evidence=1, evidence_tokens=0)
     with pytest.raises(InputError, match="Add evidence, such as evidence=3"):
-        predictor("a", evidence_tokens=9)
+        predictor("a", evidence_tokens=64)
     with pytest.raises(UsageError, match="evidence_check must be from 0 to 5, got 6"):
         predictor("a", evidence=1, evidence_check=6)
 

@@ -26,7 +26,7 @@ class Match:
 
 
 POOLING = "pooling"
-"""The mechanism of a sum over tokens that is no attention, such as the mean of a document."""
+"""The name for sums over tokens outside of attention, such as the mean of a document."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider, operator_
 from aftexport.operators.domain import DOMAIN
 from aftexport.parity.comparison import Differences
 from aftexport.parity.report import Blame, Layer, Layers
+from aftexport.system.console import path_title
 from aftexport.system.onnx_files import MODEL, read_model, write_model
 from aftexport.verify.subgraph import Subgraph
 from aftexport.verify.torch_program import Program, Span
@@ -62,7 +63,7 @@ def compare_layers(
         error = Differences.between(value, expected[name], counting[name]).error
         way = "standard operator"
         if node.domain == DOMAIN:
-            way = "fused kernel" if paths.get(node.op_type) == "fused" else "fallback"
+            way = path_title(paths.get(node.op_type, "portable"))
         layers.append(
             Layer(name, program.module(name), node.op_type, way, error, not error <= bound)
         )
