@@ -184,8 +184,8 @@ def _stale_notes(bundle: Bundle, cases: Sequence[Case]) -> list[str]:
         return []
     return [
         f"The stored outputs differ from PyTorch's in {len(stale)} of {len(now)} cases, such as "
-        f"{stale[0]}. If this is the model that is served, export it again, because aftserve and verify "
-        "without --model compare with them. If not, give its file and its factory."
+        f"{stale[0]}. If this is the model that is served, export it again, because aftserve and "
+        "verify without --model compare with them. If not, give its file and its factory."
     ]
 
 
