@@ -103,7 +103,7 @@ _COMMON = (
     text.common_constants()
     + text.constants(last=[-1], packed=[0, 0, -1])
     + "tokens = Shape <start = 1, end = 2> (key)\n"
-    + sums.sum_cut("key")
+    + sums.cut_of("key")
 )
 _EXPONENTIALS = (
     sums.split("key", "key_blocks", gap="masked")

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript import opset18 as op
 
-from aftexport.operators.domain import MAX_BLOCK
+from aftexport.operators.domain import MAX_BLOCK, SIDE_BY_SIDE
 from aftexport.system.internals.torch_translation import call_op
 
 
@@ -112,9 +112,6 @@ def _repeated(heads: Any, query: Any) -> Any:
 # loses the terms before the maximum. A scan keeps a sum of powers as its largest logarithm and the
 # rest: the sum is exp(largest) * (1 + rest). Blocks are scanned in parallel, then their totals, and
 # each block's sums are added to the total of the blocks before it.
-_SIDE_BY_SIDE = 16
-"""The number of blocks of a short sequence, which reduces the steps of its scans."""
-
 _Sums = tuple[Any, Any]
 """The largest logarithms and the rests."""
 
@@ -152,12 +149,12 @@ def logcumsumexp(self, dim: int):  # type: ignore[no-untyped-def]
 
 
 def _cut(terms: Any) -> tuple[Any, Any]:
-    """Return the number of blocks and their size, as ``two_level_sums.scan_cut`` does."""
+    """Return the number of blocks and their size, as ``two_level_sums.cut_of`` does."""
 
     def quotient_up(count: Any, part: Any) -> Any:
         return op.Div(op.Sub(op.Add(count, part), ints(1)), part)
 
-    some = op.Min(quotient_up(terms, ints(_SIDE_BY_SIDE)), ints(_SIDE_BY_SIDE))
+    some = op.Min(quotient_up(terms, ints(SIDE_BY_SIDE)), ints(SIDE_BY_SIDE))
     blocks = op.Max(quotient_up(terms, ints(MAX_BLOCK)), some, ints(1))
     return blocks, op.Max(quotient_up(terms, blocks), ints(1))
 

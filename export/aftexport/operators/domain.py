@@ -25,7 +25,11 @@ MASKED = -math.inf
 
 MAX_BLOCK = 1024
 """The maximum number of terms that a runtime may add one by one. The error grows with their number:
-a million equal tokens would be off by 1e-2. Longer sums are computed in two levels."""
+a million equal tokens would be off by 1e-2. Sums are computed in two levels, of blocks."""
+
+
+SIDE_BY_SIDE = 16
+"""The number of blocks of a sum of 256 to 16,384 terms. Fewer terms have blocks of as many each."""
 
 
 def operator_name(op_type: str) -> str:

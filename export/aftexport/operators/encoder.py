@@ -390,7 +390,7 @@ def _fastformer_body() -> str:
         + text.common_constants()
         + text.constants(row_shape=[0, 1, -1])
         + "tokens = Shape <start = 1, end = 2> (x)\n"
-        + sums.sum_cut("x")
+        + sums.cut_of("x")
         + text.valid_keys()
         + """
         valid_keys = Unsqueeze(valid, axis2)

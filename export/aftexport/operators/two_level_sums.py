@@ -9,46 +9,31 @@ reads the names that ``onnx_text.common_constants`` defines.
 """
 
 from aftexport.operators import onnx_text as text
-from aftexport.operators.domain import MAX_BLOCK
-
-_SIDE_BY_SIDE = 16
+from aftexport.operators.domain import MAX_BLOCK, SIDE_BY_SIDE
 
 
-def sum_cut(sequence: str, count: str = "tokens", cut: str = "sum") -> str:
-    """Define a cut of ``sequence [B, count, ...]`` into the minimum number of blocks."""
-    return _fewest(count, cut, f"{cut}_blocks") + _cut(sequence, count, cut)
+def cut_of(sequence: str, count: str = "tokens", cut: str = "sum") -> str:
+    """Define a cut of ``sequence [B, count, ...]``: few blocks of few elements.
 
-
-def scan_cut(sequence: str) -> str:
-    """Define the cut ``scan`` of the tokens into blocks that a ``Scan`` processes in parallel."""
-    few, few_less_one = [_SIDE_BY_SIDE], [_SIDE_BY_SIDE - 1]
-    return (
-        text.constants(scan_few=few, scan_few_less_one=few_less_one)
-        + _fewest("tokens", "scan", "scan_fewest")
-        + """
-        scan_few_up = Add(tokens, scan_few_less_one)
-        scan_short_blocks = Div(scan_few_up, scan_few)
-        scan_some_blocks = Min(scan_short_blocks, scan_few)
-        scan_blocks = Max(scan_fewest, scan_some_blocks)
-        """
-        + _cut(sequence, "tokens", "scan")
+    Up to ``SIDE_BY_SIDE ** 2`` elements, no block has more than ``SIDE_BY_SIDE``.
+    """
+    constants = text.constants(
+        **{
+            f"{cut}_few": [SIDE_BY_SIDE],
+            f"{cut}_few_less_one": [SIDE_BY_SIDE - 1],
+            f"{cut}_max": [MAX_BLOCK],
+            f"{cut}_max_less_one": [MAX_BLOCK - 1],
+        }
     )
-
-
-def _fewest(count: str, cut: str, result: str) -> str:
-    limits = {f"{cut}_max": [MAX_BLOCK], f"{cut}_max_less_one": [MAX_BLOCK - 1]}
     return (
-        text.constants(**limits)
+        constants
         + f"""
+        {cut}_few_up = Add({count}, {cut}_few_less_one)
+        {cut}_short_blocks = Div({cut}_few_up, {cut}_few)
+        {cut}_some_blocks = Min({cut}_short_blocks, {cut}_few)
         {cut}_max_up = Add({count}, {cut}_max_less_one)
         {cut}_full_blocks = Div({cut}_max_up, {cut}_max)
-        {result} = Max({cut}_full_blocks, one_1d)
-        """
-    )
-
-
-def _cut(sequence: str, count: str, cut: str) -> str:
-    return f"""
+        {cut}_blocks = Max({cut}_full_blocks, {cut}_some_blocks, one_1d)
         {cut}_batch = Shape <start = 0, end = 1> ({sequence})
         {cut}_count_up = Add({count}, {cut}_blocks)
         {cut}_count_up_less = Sub({cut}_count_up, one_1d)
@@ -61,6 +46,7 @@ def _cut(sequence: str, count: str, cut: str) -> str:
         {cut}_split_shape = Concat <axis = 0> ({cut}_states_shape, {cut}_size)
         {cut}_joined_shape = Concat <axis = 0> ({cut}_batch, {cut}_covered)
     """
+    )
 
 
 def split(name: str, result: str, *, gap: str = "zero_f", cut: str = "sum") -> str:

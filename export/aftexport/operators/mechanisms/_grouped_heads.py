@@ -100,7 +100,7 @@ def causal_product_body(query: str, key: str, value: str, result: str) -> str:
         within = MatMul(similarity, value_blocks)
         block_contexts = MatMul(key_columns, value_blocks)
     """
-        + sums.sum_cut("block_contexts", "blocks", "context")
+        + sums.cut_of("block_contexts", "blocks", "context")
         + sums.split("block_contexts", "context_groups", cut="context")
         + sums.running_total("context_groups", "contexts_covered", exclusive=True, cut="context")
         + f"""

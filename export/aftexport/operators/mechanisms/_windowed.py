@@ -23,7 +23,7 @@ def exact_body(causal: bool) -> str:
     """
     # Running sums before and after the window, and loops over the places of the window.
     sides = ("before",) if causal else ("before", "after")
-    lines = text.constants(half=0.5) + sums.scan_cut("logits")
+    lines = text.constants(half=0.5) + sums.cut_of("logits", cut="scan")
     lines += _before_body() + _sums_of("before_logits", "before_values", "before")
     if not causal:
         lines += _after_body() + _sums_of("mirrored_logits", "mirrored_values", "mirrored")

@@ -27,7 +27,7 @@ def _body(*, gate: str, causal: bool) -> str:
     """
     lines += "left = Identity(span)\n" if causal else "left = Div(span, two_1d)\n"
     lines += _pair_body() + _filter_weights_body() + _inside_body()
-    lines += sums.sum_cut("pair") + sums.split("pair", "pair_blocks")
+    lines += sums.cut_of("pair") + sums.split("pair", "pair_blocks")
     lines += windowed.outside_body(causal)
     lines += """
         outside_weighted = Mul(outside_weight, outside)

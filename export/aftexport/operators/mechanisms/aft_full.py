@@ -82,7 +82,7 @@ def exact_body() -> str:
         bias_corner = Slice(bias, origin, corner, both_axes)
         half_bias = Mul(bias_corner, half)
     """
-    lines += sums.sum_cut("logits")
+    lines += sums.cut_of("logits")
     lines += sums.split("value_f", "value_blocks")
     step = """
         bias_row = Gather <axis = 0> (half_bias, row_index)

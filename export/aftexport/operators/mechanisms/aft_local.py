@@ -49,7 +49,7 @@ def _body(*, gate: str, causal: bool) -> str:
 
 def _pair_body() -> str:
     """Define ``pair_blocks``, ``[B, blocks, size, 2D]``: weighted values, and then weights."""
-    lines = sums.sum_cut("value_f")
+    lines = sums.cut_of("value_f")
     lines += sums.split("logits_3d", "logit_blocks", gap="masked")
     lines += sums.split("value_f", "value_blocks")
     lines += sums.largest("logit_blocks", "key_max")

@@ -53,13 +53,13 @@ def _by_head_body() -> str:
 
 
 def _causal_body() -> str:
-    lines = sums.scan_cut("value_f")
+    lines = sums.cut_of("value_f", cut="scan")
     return lines + sums.running_mean("logits", "values", "mean", has_eps=True)
 
 
 def _global_body() -> str:
     return (
-        sums.sum_cut("value_f")
+        sums.cut_of("value_f")
         + sums.split("logits", "logit_blocks", gap="masked")
         + sums.split("values", "value_blocks")
         + sums.softmax_weights("logit_blocks", "weight", has_eps=True)

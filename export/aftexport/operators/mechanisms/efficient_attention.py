@@ -62,7 +62,7 @@ def _body(*, normalization: str, causal: bool, present: Collection[str] = ()) ->
 
 def _softmax_body() -> str:
     return (
-        sums.sum_cut("key")
+        sums.cut_of("key")
         + sums.split("kv_logits", "key_blocks", gap="masked")
         + sums.split("kv_values", "value_blocks")
         + sums.softmax_weights("key_blocks", "key_weight")
@@ -86,7 +86,7 @@ def _softmax_causal_body() -> str:
 
 def _scaling_body() -> str:
     return (
-        sums.sum_cut("key")
+        sums.cut_of("key")
         + sums.split("kv_keys", "key_blocks")
         + sums.split("kv_values", "value_blocks")
         + sums.context("key_blocks", "value_blocks", "context")
@@ -134,7 +134,7 @@ PAIR = Mechanism(
 def _causal_softmax_body() -> str:
     """Define ``attended``, ``[B, T, H, e]``: each query with the mean context up to its token."""
     # Reads asking, logits and values, [B, T, H, *], and the common names.
-    lines = sums.scan_cut("query") + sums.running_sums("logits", "run", rank=4)
+    lines = sums.cut_of("query", cut="scan") + sums.running_sums("logits", "run", rank=4)
     lines += sums.split("asking", "asking_blocks", cut="scan")
     lines += sums.split("values", "value_blocks", cut="scan")
     lines += text.divisor("run_d", "run_divisor")

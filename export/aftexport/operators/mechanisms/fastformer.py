@@ -32,7 +32,7 @@ def _body(*, causal: bool) -> str:
 
 
 def _global_body() -> str:
-    lines = text.constants(last_axis=[-1], row_shape=[0, 1, -1]) + sums.sum_cut("query")
+    lines = text.constants(last_axis=[-1], row_shape=[0, 1, -1]) + sums.cut_of("query")
     lines += _pool_body("alpha_logits", "query_f", "global_query")
     lines += """
         keyed = Mul(key_f, global_query)
@@ -63,7 +63,7 @@ def _pool_body(logits: str, values: str, result: str) -> str:
 
 
 def _causal_body() -> str:
-    lines = text.constants(last_axis=[-1]) + sums.scan_cut("query")
+    lines = text.constants(last_axis=[-1]) + sums.cut_of("query", cut="scan")
     for name, result in (("query_f", "queries"), ("key_f", "keys"), ("value_f", "values")):
         lines += text.heads(name, result)
     lines += "alpha_4d = Unsqueeze(alpha_logits, last_axis)\n"

@@ -86,7 +86,7 @@ def _body(*, feature_map: str, normalizer: str, causal: bool, present: Collectio
         lines += grouped.repeat_heads("values", "all_values")
         lines += causal_product_body("queries", "all_keys", "all_values", "sums")
     else:
-        lines += sums.sum_cut("key")
+        lines += sums.cut_of("key")
         lines += sums.split("keys", "key_blocks") + sums.split("values", "value_blocks")
         lines += sums.context("key_blocks", "value_blocks", "context")
         lines += grouped.attend("query_features", "context", "sums")

@@ -188,6 +188,16 @@ def test_many_tokens_of_one_sign(
     assert_near(run(variant, inputs, SUM_HEADS), exact_sums(variant, inputs))
 
 
+@pytest.mark.parametrize("kind", ["equal", "near", "one-sided"])
+@pytest.mark.parametrize("variant", LINEAR_IN_TOKENS, ids=str)
+def test_body_sums_thousand_tokens_in_blocks(variant: Variant, kind: str) -> None:
+    """Added one by one, they would be off by up to 9e-6."""
+    inputs = tokens_like(variant, 1024, kind)
+    expected = exact_sums(variant, inputs)
+    difference = np.abs(run_portable(variant, inputs, SUM_HEADS) - expected).max()
+    assert difference <= 2e-6 * np.abs(expected).max()
+
+
 @pytest.mark.table(keep=0.5)
 @both_forms
 @pytest.mark.parametrize("variant", QUADRATIC, ids=str)
