@@ -183,7 +183,8 @@ class Settings(BaseSettings):
     )
     budget_tokens: PositiveInt = Field(
         16_384,
-        description="maximum tokens of one run, padding included, unless one document has more",
+        description="maximum tokens of one run, padding included, unless one document has more; "
+        "1 to run each document alone",
     )
 
     long_documents: Policy = Field(

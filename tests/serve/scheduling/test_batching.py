@@ -51,9 +51,10 @@ def chosen(
         ((20, 4000, 21), {}, [0, 2]),
         ([20] * 20, {}, [*range(8)]),
         ((20, 30, 20), {"budget": 60}, [0, 1]),
+        ((20, 30, 20), {"budget": 1}, [0]),
         ((20, 21, 20), {"masks_padding": False}, [0, 2]),
     ],
-    ids=["similar", "no gain", "other length", "measured size", "budget", "equal lengths"],
+    ids=["similar", "no gain", "other length", "measured size", "budget", "alone", "equal lengths"],
 )
 def test_batch_has_documents_that_gain(
     tokens: Sequence[int], options: dict[str, Any], expected: list[int]
