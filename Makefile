@@ -247,7 +247,7 @@ bench-documents: $(VENV)/installed  ## whole documents against windows and trunc
 # BENCH="--tokens 1024 --rounds 1" fills the cache of torch.compile beforehand with bench-model. A record of another date
 # or commit is replaced only by BENCH=--replace.
 bench-record: $(VENV)/installed build/peers/installed  ## models into this processor's record, tables and pictures
-	$(BENCHMARKS) --model --record --tokens 1024 4096 16384 --rounds 5 $(BENCH)
+	$(BENCHMARKS) --model --record --neighbour --rounds 5 $(BENCH)
 	$(BENCHMARKS).tables
 
 # Apart from .venv, and without the packages that .venv has. NNCF would send statistics by openvino-telemetry;

@@ -34,13 +34,18 @@ def main() -> None:
         "--tokens",
         type=int,
         nargs="+",
-        help="of the documents (default: 4096 16384, and 65536 262144 without --quick and --model; "
-        "with --chunks always two, 65536 1000000: the first runs whole too; with --encoders "
-        "128 512 2048 8192)",
+        help="of the documents (default: 4096 16384, and 65536 262144 without --quick; with "
+        "--model 32 to 1024 by powers of two, 4096 and 16384; with --chunks always two, 65536 "
+        "1000000: the first runs whole too; with --encoders 128 512 2048 8192)",
     )
     add("--shape", nargs="+", choices=["modernbert", "bert"], help="of --encoders (default: both)")
     add("--layers", type=int, help="of --encoders (default: 22 for modernbert, 12 for bert)")
     add("--contender", nargs="+", help="only these (default: all)")
+    add(
+        "--neighbour",
+        action="store_true",
+        help="with --model, run also beside a program that keeps one core half busy",
+    )
     add("--dim", type=int, default=256, help="channels (default: %(default)s)")
     add("--threads", type=int, default=2, help="of every contender (default: %(default)s)")
     add(
@@ -72,6 +77,8 @@ def main() -> None:
         parser.error("--mechanism softmax: expected --model with it")
     if (options.shape or options.layers) and not options.encoders:
         parser.error("--shape and --layers: expected --encoders with them")
+    if options.neighbour and not options.model:
+        parser.error("--neighbour: expected --model with it")
     if options.chunks and options.tokens and len(options.tokens) != 2:
         parser.error("--chunks: give two --tokens")
     setup.prepare(options.threads)

@@ -3,6 +3,8 @@
 import argparse
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,6 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from aftexport.bench.timing import peak_mib
 from benchmarks.contenders import MISSING
 from benchmarks.contenders import MODELS as CONTENDERS
 from benchmarks.contenders.contender import (
@@ -19,15 +20,16 @@ from benchmarks.contenders.contender import (
     Prepared,
     last_line,
 )
-from benchmarks.limits import Rate, in_billions, interleave, register_rates
+from benchmarks.limits import Rate, in_billions, register_rates
 from benchmarks.processor import read_processor
 from benchmarks.record import Refusals, Row, start
 from benchmarks.table_parts import best_peer, grouped
 from benchmarks.tables import record_parts
 from benchmarks.task import Task, build, logits
+from benchmarks.turns import ContenderProcess, busy_neighbour, summary, take_turns
 from benchmarks.workloads import OP_TYPES, SOFTMAX, Workload
 
-LENGTHS = (4_096, 16_384)
+LENGTHS = (32, 64, 128, 256, 512, 1_024, 4_096, 16_384)
 FULL_MAX_TOKENS = 4_096
 FLOAT64_MAX_TOKENS = 4_096
 SOFTMAX_MAX_TOKENS = 4_096
@@ -40,24 +42,40 @@ PEAK_MAX_TOKENS = 4_096
 MECHANISMS = (*OP_TYPES, SOFTMAX)
 
 
+@dataclass(frozen=True)
+class Turns:
+    """How contenders take turns."""
+
+    threads: int
+    rounds: int
+    neighbour: bool
+    """Whether they run again beside a busy neighbour."""
+    longest: int
+    """The maximum tokens of AFT-full's model."""
+
+
 def run(options: argparse.Namespace, console: Console) -> None:
     """Time the models that ``options`` name; write a record."""
-    rounds = options.rounds or 7
     lengths = sorted(options.tokens or LENGTHS)
+    longest = min(lengths[-1], FULL_MAX_TOKENS)
+    turns = Turns(options.threads, options.rounds or 7, options.neighbour, longest)
     chosen = [CONTENDERS[name] for name in options.contender or CONTENDERS]
     refusals = Refusals(left_out=[f"{name}: {reason}" for name, reason in MISSING.items()])
     facts = {contender.name: contender.facts for contender in chosen}
-    out = start("models", options, facts, rounds)
+    out = start("models", options, facts, turns.rounds)
     limits = register_rates(options.threads)
     rows: list[Row] = []
     for mechanism in track(options.mechanism or MECHANISMS, "Timing models", console=console):
         console.print(mechanism)
-        for tokens in lengths:
-            workload = Workload(mechanism, 1, tokens, options.dim)
-            contenders = allowed(workload, chosen, rows, refusals)
-            if contenders:
-                task = build(workload, min(lengths[-1], FULL_MAX_TOKENS))
-                rows += measure(task, contenders, options.threads, rounds, limits, refusals)
+        with ExitStack() as stack:
+            enter = stack.enter_context
+            processes = {c: enter(ContenderProcess(options.threads)) for c in chosen}
+            for tokens in lengths:
+                workload = Workload(mechanism, 1, tokens, options.dim)
+                contenders = allowed(workload, chosen, rows, refusals)
+                if contenders:
+                    ready = {c: processes[c] for c in contenders}
+                    rows += measure(build(workload, longest), ready, turns, limits, refusals)
         # A run that is stopped keeps the mechanisms before, and another run adds the rest.
         record = out.write(rows, refusals)
     for part in record_parts(record):
@@ -135,9 +153,8 @@ def earlier_reason(mechanism: str, contender: ModelContender, refusals: Refusals
 
 def measure(
     task: Task,
-    contenders: Sequence[ModelContender],
-    threads: int,
-    rounds: int,
+    contenders: Mapping[ModelContender, ContenderProcess],
+    turns: Turns,
     limits: Mapping[str, Rate],
     refusals: Refusals,
 ) -> list[Row]:
@@ -145,25 +162,24 @@ def measure(
 
     ``limits`` are calls that measure the processor, timed in the same rounds.
     """
-    torch.compiler.reset()
     expected = logits(task.model.module, task)
     exact = None
     if task.workload.tokens <= FLOAT64_MAX_TOKENS:
         exact = logits(copy.deepcopy(task.model.module).double(), task)
-    prepared: dict[str, Prepared] = {}
-    outputs = {}
-    for contender in contenders:
-        made, reason = try_contender(contender, task, threads)
-        if made:
-            prepared[contender.name], outputs[contender.name] = made
-        else:
+    ready: dict[str, ContenderProcess] = {}
+    made: dict[str, Row] = {}
+    for contender, process in contenders.items():
+        row, reason = process.prepare(_prepare, contender, task.workload, turns)
+        if row is None:
             refusals.add(task.workload.mechanism, task.workload.tokens, contender.name, reason)
-    runs = {name: each.run for name, each in prepared.items()}
-    for rate in limits.values():
-        rate.run()
-    seconds = interleave(runs | {kind: rate.run for kind, rate in limits.items()}, rounds)
-    for each in prepared.values():
-        each.release()  # the memory that was kept would not be counted below
+        else:
+            ready[contender.name], made[contender.name] = process, row
+    runs = {kind: rate.run for kind, rate in limits.items()}
+    times, seconds = take_turns(ready, runs, turns.rounds)
+    beside: Mapping[str, list[float]] = {}
+    if turns.neighbour:
+        with busy_neighbour():
+            beside, _ = take_turns(ready, {}, turns.rounds)
     return [
         {
             "mechanism": task.workload.mechanism,
@@ -171,16 +187,32 @@ def measure(
             "tokens": task.workload.tokens,
             "dim": task.workload.dim,
             "contender": name,
-            "seconds": seconds[name],
-            "error_float32": relative_error(outputs[name], expected),
-            "error_float64": None if exact is None else relative_error(outputs[name], exact),
-            "peak_mib": peak_mib(run) if task.workload.tokens <= PEAK_MAX_TOKENS else None,
-            "shares": prepared[name].shares,
+            **summary(times[name]),
+            "beside_neighbour": summary(beside[name]) if beside else None,
+            "error_float32": relative_error(row["output"], expected),
+            "error_float64": None if exact is None else relative_error(row["output"], exact),
+            "peak_mib": (
+                ready[name].peak_mib() if task.workload.tokens <= PEAK_MAX_TOKENS else None
+            ),
+            "shares": row["shares"],
             "product_multiply_adds": task.product_multiply_adds,
             "limits": in_billions(limits, seconds),
         }
-        for name, run in runs.items()
+        for name, row in made.items()
     ]
+
+
+def _prepare(
+    contender: ModelContender, workload: Workload, turns: Turns
+) -> tuple[Prepared | None, tuple[Row | None, str]]:
+    """Return a contender that ran once, its output and the shares of its stages, or a reason."""
+    torch.compiler.reset()
+    task = build(workload, turns.longest)
+    made, reason = try_contender(contender, task, turns.threads)
+    if made is None:
+        return None, (None, reason)
+    prepared, output = made
+    return prepared, ({"output": output, "shares": prepared.shares}, "")
 
 
 def try_contender(

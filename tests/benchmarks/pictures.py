@@ -2,18 +2,19 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from aftexport.parity.plots import LogAxis
-from benchmarks.plot import MARKERS, Panel, Style, draw, svg, text
+from benchmarks.plot import COLORS, MARKERS, Panel, Style, draw, svg, text
 from benchmarks.record import FOLDER
-from benchmarks.table_parts import TITLES, label
+from benchmarks.table_parts import PRECISIONS, TITLES, best_peer, grouped, label
 from benchmarks.workloads import SOFTMAX
 
 Row = Mapping[str, Any]
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
-MODELS, SPEEDUPS = IMAGES / "models.svg", IMAGES / "speedup.svg"
+MODELS, RATIOS, SPEEDUPS = (IMAGES / f"{n}.svg" for n in ("models", "ratios", "speedup"))
 CONTENDERS = {"torch_compile": "over torch.compile", "ort_portable": "over its ONNX fallback"}
 _COLORS = {"aftexport": "blue", "openvino": "red", "ort": "green", "torch": "violet"}
 _DASHES = {"fp32": "solid", "bf16": "dashed", "int8": "dotted"}
@@ -36,6 +37,29 @@ def draw_models(record: Mapping[str, Any], path: Path) -> None:
     )
     styles = contender_styles(record) | {_SOFTMAX: Style("gray", "dashed", "cross")}
     draw(title, panels, styles, path, columns=4)
+
+
+def draw_ratios(record: Mapping[str, Any], path: Path) -> None:
+    """Draw a panel for each precision: the time of the best peer over ours, by length."""
+    panels = [Panel(precision, ratios(record, precision)) for precision in PRECISIONS]
+    title = (
+        f"Times as fast as the best peer: {record['processor']['title']}, "
+        f"{record['threads']} threads, {record['date']}"
+    )
+    styles = {title: Style(c) for title, c in zip(TITLES.values(), cycle(COLORS), strict=False)}
+    draw(title, [panel for panel in panels if panel.curves], styles, path, columns=4)
+
+
+def ratios(record: Mapping[str, Any], precision: str) -> dict[str, list[tuple[float, float]]]:
+    """Return tokens and the best peer's time over ours, by the title of a mechanism."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for (mechanism, tokens), group in sorted(grouped(record["rows"]).items()):
+        ours = group.get(f"aftexport_{precision}")
+        best = best_peer(group.values(), record["contenders"], precision)
+        if ours and best:
+            point = tokens, best["seconds"] / ours["seconds"]
+            found.setdefault(TITLES[mechanism], []).append(point)
+    return found
 
 
 def points(record: Mapping[str, Any], mechanism: str, contender: str) -> list[tuple[int, float]]:
@@ -112,5 +136,6 @@ def draw_speedups(rows: Sequence[Row], path: Path) -> None:
 def draw_all(record: Mapping[str, Any]) -> None:
     """Draw the models of a record, and the speedups of the operators' record on Zen 5."""
     draw_models(record, MODELS)
+    draw_ratios(record, RATIOS)
     operators = json.loads((FOLDER / "operators-amd-zen-5.json").read_text("utf-8"))
     draw_speedups(operators["rows"], SPEEDUPS)

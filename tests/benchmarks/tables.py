@@ -44,6 +44,8 @@ PAGES = (
 )
 LARGE_ERROR = 0.1
 """The error of a peer, relative to the largest logit, above which a ratio names it."""
+DETAILED_TOKENS = 1_024
+"""The shortest documents with a table of every contender."""
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 
 
@@ -154,6 +156,34 @@ def ratio_lines(record: Record, tokens: Mapping[str, int]) -> Iterator[str]:
         yield row_of([TITLES[mechanism], *cells])
 
 
+def length_lines(record: Record, lengths: Sequence[int], precision: str) -> Iterator[str]:
+    """Yield a table: how many times as fast ours is as the best peer, by length.
+
+    Beside a busy neighbour it compares the 95th percentiles.
+    """
+    groups = grouped(record["rows"])
+    yield row_of([f"{precision}, times as fast", *(f"{tokens:,}" for tokens in lengths)])
+    yield row_of(["---"] * (len(lengths) + 1))
+    for mechanism in TITLES:
+        own = [groups.get((mechanism, tokens), {}) for tokens in lengths]
+        found = [_ratio(record, group, precision) for group in own]
+        if any(found):
+            yield row_of([TITLES[mechanism], *(each[0] if each else "" for each in found)])
+        busy = [_ratio(record, _beside_neighbour(group), precision) for group in own]
+        if any(busy):
+            cells = (each[0] if each else "" for each in busy)
+            yield row_of([f"{TITLES[mechanism]}, beside a neighbour", *cells])
+
+
+def _beside_neighbour(group: Mapping[str, Row]) -> dict[str, Row]:
+    """Return the rows with their 95th percentiles beside a busy neighbour as times."""
+    return {
+        name: {**row, "seconds": row["beside_neighbour"]["seconds_p95"]}
+        for name, row in group.items()
+        if row.get("beside_neighbour")
+    }
+
+
 def time_lines(record: Record, tokens: Mapping[str, int]) -> Iterator[str]:
     """Yield a table: milliseconds of every contender, and the mechanisms that one cannot read."""
     groups = grouped(record["rows"])
@@ -194,7 +224,10 @@ def record_parts(record: Record) -> Iterator[str]:
     if limits := limits_sentence(record):
         yield limits
     lengths = sorted({tokens for _, tokens in grouped(record["rows"])})
-    for tokens in lengths:
+    if lengths[0] < DETAILED_TOKENS:
+        for precision in PRECISIONS:
+            yield "\n".join(length_lines(record, lengths, precision))
+    for tokens in (each for each in lengths if each >= DETAILED_TOKENS):
         chosen = {m: n for m, n in grouped(record["rows"]) if n == tokens}
         yield f"At {tokens:,} tokens:"
         yield "\n".join(ratio_lines(record, chosen))

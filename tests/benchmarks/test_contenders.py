@@ -8,7 +8,10 @@ from benchmarks import contenders, model
 from benchmarks.contenders.contender import CannotReadError, ModelContender, Prepared
 from benchmarks.record import Refusals, read_registry
 from benchmarks.task import Task, build, logits
+from benchmarks.turns import ContenderProcess
 from benchmarks.workloads import Workload
+
+TURNS = model.Turns(threads=1, rounds=1, neighbour=True, longest=40)
 
 
 def relative_error(task: Task, contender: ModelContender) -> float:
@@ -46,8 +49,13 @@ def test_refusals_are_recorded(task: Task) -> None:
     refusals = Refusals()
     eager = contenders.MODELS["torch_eager"]
     contestants = [Refusing("refusing", "Refusing"), Failing("failing", "Failing"), eager]
-    rows = model.measure(task, contestants, 1, 1, {}, refusals)
-    assert [row["contender"] for row in rows] == ["torch_eager"]
+    with ContenderProcess(1) as first, ContenderProcess(1) as second, ContenderProcess(1) as third:
+        processes = dict(zip(contestants, (first, second, third), strict=True))
+        rows = model.measure(task, processes, TURNS, {}, refusals)
+    (row,) = rows
+    assert row["contender"] == "torch_eager"
+    for times in (row, row["beside_neighbour"]):
+        assert 0 < times["seconds_p5"] <= times["seconds"] <= times["seconds_p95"]
     assert [(row["contender"], row["reason"]) for row in refusals.rows] == [
         ("refusing", "cannot read: no Scan"),
         ("failing", "cannot run: ValueError: shape mismatch"),
@@ -55,8 +63,9 @@ def test_refusals_are_recorded(task: Task) -> None:
 
 
 def test_own_failure_stops_run(task: Task) -> None:
-    with pytest.raises(ValueError, match="shape mismatch"):
-        model.measure(task, [Failing("ours", "Ours", is_ours=True)], 1, 1, {}, Refusals())
+    ours = Failing("ours", "Ours", is_ours=True)
+    with ContenderProcess(1) as process, pytest.raises(ValueError, match="shape mismatch"):
+        model.measure(task, {ours: process}, TURNS, {}, Refusals())
 
 
 @pytest.mark.parametrize("name", ["aftexport_fp32", "ort_portable"])

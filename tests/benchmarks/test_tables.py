@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from benchmarks import aarch64, tables
-from benchmarks.pictures import softmax_points
+from benchmarks.pictures import ratios, softmax_points
 from benchmarks.table_parts import best_peer, grouped
 
 FACTS = {
@@ -63,6 +63,19 @@ def test_ratio_names_large_error_of_peer() -> None:
     rows = [each | {"error_float32": 0.34} for each in RECORD["rows"]]
     lines = list(tables.ratio_lines(RECORD | {"rows": rows}, {"aft_simple": 64}))
     assert lines[-1].endswith("| 0.4 (Fast int8, error 0.3) |")
+
+
+def test_lengths_have_ratios_alone_and_beside_neighbour() -> None:
+    """Alone ours is three times as fast, beside a neighbour twice."""
+    busy = {"aftexport_fp32": 0.4, "slow": 0.8}
+    rows = [each | {"beside_neighbour": {"seconds_p95": busy[each["contender"]]}}
+            for each in RECORD["rows"] if each["contender"] in busy]  # fmt: skip
+    record = RECORD | {"rows": rows + [each | {"tokens": 128} for each in RECORD["rows"]]}
+    assert list(tables.length_lines(record, [64, 128], "fp32"))[2:] == [
+        "| AFT-simple | 3.0 | 3.0 |",
+        "| AFT-simple, beside a neighbour | 2.0 |  |",
+    ]
+    assert ratios(record, "fp32") == {"AFT-simple": [(64, 0.3 / 0.1), (128, 0.3 / 0.1)]}
 
 
 def test_refusal_stays_in_tables() -> None:
