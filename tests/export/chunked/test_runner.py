@@ -340,7 +340,7 @@ def test_model_over_message_limit_runs(tmp_path: Path, monkeypatch: pytest.Monke
     """Weights over 2 GiB, here over 1 MiB, are in no message."""
     monkeypatch.setattr("aftexport.system.onnx_files.MAX_MODEL_BYTES", 1 << 20)
     monkeypatch.setattr("aftexport.chunked.opened_archive._MAX_GRAPH_BYTES", 1 << 20)
-    chunks = Chunks(TopicAndTags(causal=True, dim=128), tmp_path)
+    chunks = Chunks(TopicAndTags(causal=True, dim=256), tmp_path)
     assert (tmp_path / MODEL_DATA).stat().st_size > 1 << 20
     chunks.check_evidence(document(50), 20)
     chunks.check(document(50), 20)
