@@ -94,7 +94,7 @@ class OpenedArchive:
                     f"{graph} must have at most {_MAX_GRAPH_BYTES} bytes, got {size}"
                 )
             model = onnx.load_from_string(self._archive.read(name))
-            self._weights.check(model)
+            self._weights.locate(model)
             return model
 
 

@@ -133,7 +133,7 @@ class OpenedWeights:
     """An open ``model.onnx.data``; a file that replaces it does not change the weights."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path.resolve()  # of the file itself: runtimes follow no links
+        self.path = path.resolve()  # runtimes follow no links
         self._file = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
 
@@ -146,7 +146,7 @@ class OpenedWeights:
         except (OSError, UnicodeEncodeError):
             return False
 
-    def check(self, model: onnx.ModelProto) -> None:
+    def locate(self, model: onnx.ModelProto) -> None:
         """Let the weights of a model refer to the path; raise ValueError if they lie elsewhere."""
         for tensor in _outside(model):
             if _place(tensor).get("location") != MODEL_DATA:
@@ -156,7 +156,7 @@ class OpenedWeights:
                 entry.value = self.path.name
 
     def load(self, model: onnx.ModelProto) -> None:
-        """Read the weights of a checked model into it.
+        """Read the located weights of a model into it.
 
         Raises:
             EngineError: if they are too large for one message.
@@ -165,8 +165,8 @@ class OpenedWeights:
         extents = [(tensor, *_extent(tensor, self._file)) for tensor in _outside(model)]
         if (size := sum(length for _, _, length in extents)) > MAX_MODEL_BYTES:
             raise EngineError(
-                f"Expected {self.path} as it was opened, got another file, and the weights of "
-                f"{size / 2**30:.1f} GiB do not fit a message of 2 GiB.",
+                f"Expected {MODEL_DATA} as it was opened, got another file, and weights of "
+                f"{size / 2**30:.1f} GiB exceed 2 GiB, the limit without a file.",
                 "Send the document again.",
             )
         for tensor, offset, length in extents:

@@ -377,7 +377,7 @@ def test_replaced_bundle_over_limit_is_refused(
     model = ChunkedModel(bundle_copy / CHUNKED, plan, threads=1)
     (bundle_copy / MODEL_DATA).unlink()
     monkeypatch.setattr("aftexport.system.onnx_files.MAX_MODEL_BYTES", 1000)
-    with pytest.raises(EngineError, match="do not fit a message of 2 GiB"):
+    with pytest.raises(EngineError, match="exceed 2 GiB, the limit without a file"):
         model.run(np.arange(9))
 
 
