@@ -38,8 +38,8 @@ SPARSE_MANIFESTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 BAD_MANIFESTS: dict[str, dict[str, Any]] = {
-    "schema version earlier": {"schema_version": 2},
-    "schema version text": {"schema_version": "3"},
+    "schema version earlier": {"schema_version": 3},
+    "schema version text": {"schema_version": "4"},
     "files null": {"files": None},
     "files without digests": {"files": {"model.onnx": {"bytes": 1}}},
     "inputs null": {"inputs": None},

@@ -27,7 +27,7 @@ from aftexport.operators.domain import VERSION as OPERATOR_VERSION
 from aftexport.operators.domain import operators_in
 from aftexport.system.contract import EVIDENCE
 from aftexport.system.files import sha256, sha256_of, write_json
-from aftexport.system.onnx_files import MODEL, files_beside
+from aftexport.system.onnx_files import MODEL, MODEL_DATA, files_beside
 from aftexport.system.validation import problem
 
 MANIFEST = "manifest.json"
@@ -78,7 +78,7 @@ class Bundle:
             if name.endswith((ENGINE, RECORD)):
                 continue  # checked at load time: an engine can be rebuilt from the other files
             check_file(path, file, entry)
-        for required in (MODEL, GOLDEN, *([CHUNKED] if content.chunked else [])):
+        for required in (MODEL, MODEL_DATA, GOLDEN, *([CHUNKED] if content.chunked else [])):
             if required not in content.files:
                 raise _unfit(path, f"{MANIFEST} does not list {required}")
         if content.chunked:
@@ -350,7 +350,7 @@ def check_plan(path: Path, archive: Path, plan: ChunkedPlan) -> None:
     """Check that an archive has the graphs of a plan."""
     try:
         with zipfile.ZipFile(archive) as opened:
-            names = {name.removesuffix(".onnx") for name in opened.namelist() if "+" not in name}
+            names = {name.removesuffix(".onnx") for name in opened.namelist()}
     except DAMAGED as error:
         raise _unfit(path, f"{archive.name}: {error}") from error
     stages = len({name.partition(".")[0] for name in names if re.fullmatch(r"\d+\.\w+", name)})

@@ -198,7 +198,7 @@ class WindowPolicy(WindowLayout):
         return None
 
 
-SCHEMA_VERSION: Literal[3] = 3
+SCHEMA_VERSION: Literal[4] = 4
 ONNX_FILE = "ONNX file"
 """The kind of a source that is an ONNX model: there is no PyTorch to compare with."""
 
@@ -407,5 +407,5 @@ class Manifest(StrictModel):
 class ManifestFile(Manifest):
     """The complete ``manifest.json``, with the schema version and the files."""
 
-    schema_version: Literal[3]
+    schema_version: Literal[4]
     files: dict[str, FileEntry]

@@ -1,12 +1,9 @@
 """``chunked.zip``: the graphs of both passes in a bundle, cut out of the model's graph.
 
-``0.reduce.onnx`` is a graph; ``0.reduce+0.apply.onnx`` holds the weights of both graphs, as a model
-with only initializers. Protobuf merges messages that follow each other in the same bytes, so the
-concatenation of graph and weights is the graph with its weights.
+Their weights are in ``model.onnx.data``, each once for all graphs and the whole model.
 """
 
 import zipfile
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,17 +53,12 @@ from aftexport.lowering.evidence import (
 from aftexport.lowering.finish import finish
 from aftexport.lowering.graph_values import constants_of, names_of, pooling
 from aftexport.operators.domain import DOMAIN
-from aftexport.system.files import sha256_of
-from aftexport.system.onnx_files import MAX_MODEL_BYTES
+from aftexport.system.onnx_files import WeightFile
 
 _OF_CHUNK = (Kind.TOKENS, Kind.PADDED)
 """The kinds of values that are pooled chunk by chunk."""
 _AnyStage = Stage | RecurrenceStage | SoftmaxStage
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
-
-
-_SMALL_BYTES = 1024
-"""The minimum size of a shared weight; smaller ones are stored in each graph."""
 
 
 _NARROW_KEYS = 1024
@@ -95,18 +87,21 @@ class _Partition:
 
 
 def write_chunked(
-    path: Path, model: onnx.ModelProto, *, precision: str, explained: Sequence[str] | None = None
+    path: Path,
+    model: onnx.ModelProto,
+    *,
+    precision: str,
+    explained: Sequence[str] | None = None,
+    weights: WeightFile | None = None,
 ) -> ChunkedPlan:
     """Split a graph of bare operators, before any fusion, and write its parts; return their plan.
 
     ``explained`` are the outputs with evidence, by ``evidence.add_evidence``; None to look for
-    them.
+    them. ``weights`` is the file beside the archive; None for a new one.
 
     Raises:
         NotChunkable: if the model cannot run in chunks; gives the reason.
     """
-    if model.ByteSize() > MAX_MODEL_BYTES:
-        raise NotChunkable("its graphs would be over 2 GiB")
     means = rewrite_as_means(model)
     try:
         summed = add_direction(means, explained).tokens
@@ -136,7 +131,8 @@ def write_chunked(
         quadratic_tokens=_quadratic_tokens(means.graph, parts.rows),
     )
     del means, parts  # the graphs are released one by one
-    _write(path, ((name, _finished(graphs.pop(name), precision)) for name in tuple(graphs)))
+    finished = ((name, _finished(graphs.pop(name), precision)) for name in tuple(graphs))
+    _write(path, finished, weights or WeightFile(path.parent))
     return plan
 
 
@@ -163,35 +159,10 @@ def _finished(part: ir.Model, precision: str) -> onnx.ModelProto:
     return finished
 
 
-def _write(path: Path, graphs: Iterable[tuple[str, onnx.ModelProto]]) -> None:
-    bare: dict[str, bytes] = {}
-    weights: dict[str, bytes] = {}
-    users: dict[str, list[str]] = defaultdict(list)
-    for name, model in graphs:
-        initializers = list(model.graph.initializer)
-        del model.graph.initializer[:]
-        for tensor in initializers:
-            if tensor.ByteSize() < _SMALL_BYTES:
-                model.graph.initializer.append(tensor)
-                continue
-            shared = onnx.ModelProto()
-            shared.graph.initializer.append(tensor)
-            content = _serialized(shared)
-            digest = sha256_of(content)
-            weights.setdefault(digest, content)
-            users[digest].append(name)
-        bare[name] = _serialized(model)
-    members = defaultdict(list, {name: [content] for name, content in bare.items()})
-    for digest, names in users.items():
-        members["+".join(names)].append(weights[digest])
+def _write(path: Path, graphs: Iterable[tuple[str, onnx.ModelProto]], weights: WeightFile) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for name, contents in members.items():
-            with archive.open(zipfile.ZipInfo(f"{name}.onnx", _LONG_AGO), "w") as member:
-                member.writelines(contents)
-
-
-def _serialized(model: onnx.ModelProto) -> bytes:
-    return bytes(model.SerializeToString(deterministic=True))
+        for name, model in graphs:
+            archive.writestr(zipfile.ZipInfo(f"{name}.onnx", _LONG_AGO), weights.take(model))
 
 
 _OF_ROWS = ("Gather", "GatherND", "Gemm", "MatMul")

@@ -1,7 +1,5 @@
 """An open ``chunked.zip`` and the engines of its graphs; see ``aftexport.chunked.archive``."""
 
-import io
-import shutil
 import weakref
 import zipfile
 from collections.abc import Iterator
@@ -15,47 +13,66 @@ from aftexport.bundle.bundle import DAMAGED
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider
 from aftexport.errors import EngineError
 from aftexport.system.files import unstored_member
+from aftexport.system.onnx_files import MODEL_DATA, OpenedWeights
 
 _MAX_GRAPH_BYTES = 1 << 31
 """The maximum size of a protobuf message."""
 
 
 class OpenedArchive:
-    """The graphs of a ``chunked.zip``, which stays open until it is collected.
+    """The graphs of a ``chunked.zip`` and their weights, both open until they are collected.
 
     Raises:
         EngineError: if it is not a zip file, or would need more memory than its size.
     """
 
-    # A file that replaces it does not change the model.
+    # Files that replace them do not change the model.
 
     def __init__(
         self, path: Path, *, threads: int, fused: bool, provider: Provider = "cpu"
     ) -> None:
         self.name = path.name
         self._archive = _open_archive(path)
+        with self._reading():
+            self._weights = OpenedWeights(path.with_name(MODEL_DATA))
         self._threads = threads
         self._fused = fused
         self._provider: Provider = provider
 
     def graph(self, name: str) -> onnx.GraphProto:
         """Return a graph without its large weights; raise EngineError if it is damaged."""
-        with self._reading():
-            return onnx.load_from_string(self._archive.read(f"{name}.onnx")).graph
+        return self._read(name).graph
 
     def engine(self, graph: str) -> OnnxRuntimeEngine:
-        """Return an engine with a graph and the weights that it shares.
+        """Return an engine with a graph, which maps the weights into memory.
 
-        Make an engine right before its use: at most the weights of one layer are then in memory
-        twice, and the memory that it keeps between chunks is freed with it.
+        Make an engine right before its use: the memory that it keeps between chunks, and the copies
+        of weights in another layout, are freed with it.
 
         Raises:
             EngineError: if the graph is missing or damaged, or the runtime refuses it.
         """
+        model = self._read(graph)
+        try:
+            engine = self._loaded(model, self._weights.path.parent)
+        except EngineError:
+            if self._weights.is_reachable:
+                raise
+        else:
+            if self._weights.is_reachable:
+                return engine
+        # Another bundle has taken the place of this one, whose open file still has the weights.
         with self._reading():
-            model = self._read(graph)
+            self._weights.load(model)
+        return self._loaded(model, None)
+
+    def _loaded(self, model: onnx.ModelProto, folder: Path | None) -> OnnxRuntimeEngine:
         return OnnxRuntimeEngine(
-            model, threads=self._threads, fused=self._fused, provider=self._provider
+            model.SerializeToString(),
+            folder=folder,
+            threads=self._threads,
+            fused=self._fused,
+            provider=self._provider,
         )
 
     @contextmanager
@@ -69,24 +86,16 @@ class OpenedArchive:
                 "Replace the bundle as a whole, and never write into its files.",
             ) from error
 
-    def _read(self, graph: str) -> bytes:
-        shared = (
-            member
-            for member in self._archive.namelist()
-            if "+" in member and graph in member.removesuffix(".onnx").split("+")
-        )
-        members = [f"{graph}.onnx", *shared]
-        size = sum(self._archive.getinfo(m).file_size for m in members)
-        if size > _MAX_GRAPH_BYTES:
-            raise zipfile.BadZipFile(
-                f"{graph} must have at most {_MAX_GRAPH_BYTES} bytes, got {size}"
-            )
-        # With its final size from the start, getvalue() makes no second copy.
-        model = io.BytesIO(bytes(size))
-        for member in members:
-            with self._archive.open(member) as part:
-                shutil.copyfileobj(part, model, 1 << 20)
-        return model.getvalue()
+    def _read(self, graph: str) -> onnx.ModelProto:
+        with self._reading():
+            name = f"{graph}.onnx"
+            if (size := self._archive.getinfo(name).file_size) > _MAX_GRAPH_BYTES:
+                raise zipfile.BadZipFile(
+                    f"{graph} must have at most {_MAX_GRAPH_BYTES} bytes, got {size}"
+                )
+            model = onnx.load_from_string(self._archive.read(name))
+            self._weights.locate(model)
+            return model
 
 
 def _open_archive(path: Path) -> zipfile.ZipFile:

@@ -33,6 +33,7 @@ from aftexport.parity.run_cases import verify_engine
 from aftexport.system.console import escape, plain_table
 from aftexport.system.files import sha256
 from aftexport.system.installation import install_command
+from aftexport.system.onnx_files import model_digest
 
 
 def wanted_here(bundle: Bundle, settings: BuildSettings) -> EngineRequirements:
@@ -44,7 +45,7 @@ def wanted_here(bundle: Bundle, settings: BuildSettings) -> EngineRequirements:
         device=gpu_for(settings),
         settings=settings,
         precision=bundle.manifest.precision,
-        model=sha256(bundle.model_path),
+        model=model_digest(bundle.model_path),
         plugins=None if library is None else sha256(library),
     )
 

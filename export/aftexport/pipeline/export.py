@@ -69,7 +69,7 @@ from aftexport.recognition.result import show_findings, show_recognition
 from aftexport.system.console import Progress, escape, stage
 from aftexport.system.contract import DEFAULT_OPSET
 from aftexport.system.files import aside_folder, move_into_place, sha256, write_json
-from aftexport.system.onnx_files import write_model
+from aftexport.system.onnx_files import WeightFile, write_model
 from aftexport.system.process import give_back
 
 if TYPE_CHECKING:
@@ -360,9 +360,9 @@ def write_draft(
     folder: Path, manifest: Manifest, traced: TracedModel, tokenizer: str | None, *, chunks: bool
 ) -> Bundle:
     """Write all but the manifest into an empty folder; ``chunks`` also tries the chunked graphs."""
+    weights = write_model(folder, traced.model)
     if chunks:
-        manifest = _write_chunks(folder / CHUNKED, traced, manifest)
-    write_model(folder, traced.model)
+        manifest = _write_chunks(folder / CHUNKED, traced, manifest, weights)
     write_golden(folder, list(traced.cases))
     if tokenizer is not None:
         (folder / TOKENIZER).write_text(tokenizer, "utf-8")
@@ -442,13 +442,16 @@ def _versions(*, with_torch: bool) -> dict[str, str]:
     }
 
 
-def _write_chunks(path: Path, traced: TracedModel, manifest: Manifest) -> Manifest:
+def _write_chunks(
+    path: Path, traced: TracedModel, manifest: Manifest, weights: WeightFile
+) -> Manifest:
     try:
         plan = write_chunked(
             path,
             traced.lowered,
             precision=traced.precision,
             explained=tuple(manifest.evidence_heads or ()),
+            weights=weights,
         )
         give_back()  # release the memory of the chunked graphs
     except NotChunkable as reason:

@@ -1,33 +1,73 @@
 """Reading and writing of ONNX models and the files of their weights, which may be links.
 
+A model is written with its weights in a file of their own, which several graphs may share and a
+runtime maps into memory.
+
 The onnx package refuses weights behind a link, and ONNX Runtime refuses links to targets outside
 the folder of the model. Caches and mounted volumes consist of such links.
 """
 
 import math
+import mmap
 import os
+import weakref
 from pathlib import Path
 
 import onnx
 
 from aftexport.errors import EngineError
+from aftexport.system.files import sha256, sha256_of
 
 MODEL = "model.onnx"
 MODEL_DATA = "model.onnx.data"
 MAX_MODEL_BYTES = (1 << 31) - (1 << 20)
 """The maximum size of a model with its weights in one file: protobuf messages end at 2 GiB."""
+_MIN_WEIGHT_BYTES = 1024
+"""The minimum size of a weight outside its graph."""
+_PAGE_BYTES = 4096
+"""The alignment of weights, which the ONNX format recommends for memory mapping."""
 
 
-def write_model(folder: Path, model: onnx.ModelProto, max_bytes: int = MAX_MODEL_BYTES) -> None:
-    """Write ``model.onnx``, with the weights in a second file if it exceeds ``max_bytes``."""
-    is_external = model.ByteSize() > max_bytes
-    onnx.save(
-        model,
-        folder / MODEL,
-        save_as_external_data=is_external,
-        location=MODEL_DATA if is_external else None,
-        size_threshold=1024,
-    )
+class WeightFile:
+    """A new ``model.onnx.data`` in a folder, with the weights of several models, each once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / MODEL_DATA
+        self._path.write_bytes(b"")
+        self._offsets: dict[str, int] = {}
+
+    def take(self, model: onnx.ModelProto) -> bytes:
+        """Move the weights of a model into the file; return the serialized graph without them."""
+        with self._path.open("ab") as file:
+            for tensor in model.graph.initializer:
+                content = tensor.raw_data
+                if len(content) < _MIN_WEIGHT_BYTES:
+                    continue
+                digest = sha256_of(content)
+                if digest not in self._offsets:
+                    file.write(bytes(-file.tell() % _PAGE_BYTES))
+                    self._offsets[digest] = file.tell()
+                    file.write(content)
+                tensor.ClearField("raw_data")
+                tensor.data_location = onnx.TensorProto.EXTERNAL
+                place = {"offset": self._offsets[digest], "length": len(content)}
+                for key, value in {"location": MODEL_DATA, **place}.items():
+                    tensor.external_data.add(key=key, value=str(value))
+        return bytes(model.SerializeToString(deterministic=True))
+
+
+def write_model(folder: Path, model: onnx.ModelProto) -> WeightFile:
+    """Write ``model.onnx``, and move the weights out of the model to the returned file."""
+    weights = WeightFile(folder)
+    (folder / MODEL).write_bytes(weights.take(model))
+    return weights
+
+
+def model_digest(path: Path) -> str:
+    """Return a digest of a model and of its weights."""
+    names = files_beside(onnx.load(path, load_external_data=False))
+    digests = (sha256(path.parent / name) for name in (path.name, *sorted(names)))
+    return sha256_of("".join(digests).encode())
 
 
 def without_weights(model: onnx.ModelProto, max_items: int = 1024) -> onnx.ModelProto:
@@ -80,9 +120,58 @@ def load_weights(model: onnx.ModelProto, folder: Path) -> None:
 
 def load_weight(tensor: onnx.TensorProto, folder: Path) -> None:
     """Read one external weight of a model into it; see ``load_weights``."""
-    tensor.raw_data = _weights(folder, tensor)
-    tensor.data_location = onnx.TensorProto.DEFAULT
-    del tensor.external_data[:]
+    name = Path(_place(tensor).get("location", ""))
+    if name.is_absolute() or ".." in name.parts or not (folder / name).is_file():
+        raise ValueError(f"{tensor.name} must name a file beside the model, got {str(name)!r}")
+    with (folder / name).open("rb") as file:
+        offset, length = _extent(tensor, file.fileno())
+        file.seek(offset)
+        _inline(tensor, file.read(length))
+
+
+class OpenedWeights:
+    """An open ``model.onnx.data``; a file that replaces it does not change the weights."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()  # runtimes follow no links
+        self._file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether a runtime that opens the path gets this file."""
+        try:
+            str(self.path).encode()  # the runtime only takes paths in UTF-8
+            return os.path.samestat(self.path.stat(), os.fstat(self._file))
+        except (OSError, UnicodeEncodeError):
+            return False
+
+    def locate(self, model: onnx.ModelProto) -> None:
+        """Let the weights of a model refer to the path; raise ValueError if they lie elsewhere."""
+        for tensor in _outside(model):
+            if _place(tensor).get("location") != MODEL_DATA:
+                raise ValueError(f"the weight {tensor.name} must be in {MODEL_DATA}")
+            _extent(tensor, self._file)
+            for entry in _locations(tensor):
+                entry.value = self.path.name
+
+    def load(self, model: onnx.ModelProto) -> None:
+        """Read the located weights of a model into it.
+
+        Raises:
+            EngineError: if they are too large for one message.
+            ValueError: if they end beyond the end of the file.
+        """
+        extents = [(tensor, *_extent(tensor, self._file)) for tensor in _outside(model)]
+        if (size := sum(length for _, _, length in extents)) > MAX_MODEL_BYTES:
+            raise EngineError(
+                f"Expected {MODEL_DATA} as it was opened, got another file, and weights of "
+                f"{size / 2**30:.1f} GiB exceed 2 GiB, the limit without a file.",
+                "Send the document again.",
+            )
+        for tensor, offset, length in extents:
+            with mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) as view:
+                _inline(tensor, view[offset : offset + length])
 
 
 def without_links(path: Path) -> tuple[onnx.ModelProto, Path] | None:
@@ -119,18 +208,24 @@ def _locations(tensor: onnx.TensorProto) -> list[onnx.StringStringEntryProto]:
     return [entry for entry in tensor.external_data if entry.key == "location"]
 
 
-def _weights(folder: Path, tensor: onnx.TensorProto) -> bytes:
-    place = {entry.key: entry.value for entry in tensor.external_data}
-    name = Path(place.get("location", ""))
-    if name.is_absolute() or ".." in name.parts or not (folder / name).is_file():
-        raise ValueError(f"{tensor.name} must name a file beside the model, got {str(name)!r}")
-    with (folder / name).open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        offset = int(place.get("offset", 0))
-        length = int(place.get("length", size - offset))
-        if not 0 <= offset <= offset + length <= size:
-            raise ValueError(
-                f"{tensor.name} must end within the {size} bytes of {name}, got {offset + length}"
-            )
-        file.seek(offset)
-        return file.read(length)
+def _place(tensor: onnx.TensorProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in tensor.external_data}
+
+
+def _extent(tensor: onnx.TensorProto, file: int) -> tuple[int, int]:
+    """Return the first byte and the number of bytes of a weight in an open file."""
+    size, place = os.fstat(file).st_size, _place(tensor)
+    offset = int(place.get("offset", 0))
+    length = int(place.get("length", size - offset))
+    if not 0 <= offset <= offset + length <= size:
+        raise ValueError(
+            f"{tensor.name} must end within the {size} bytes of {place['location']}, got "
+            f"{offset + length}"
+        )
+    return offset, length
+
+
+def _inline(tensor: onnx.TensorProto, content: bytes) -> None:
+    tensor.raw_data = content
+    tensor.data_location = onnx.TensorProto.DEFAULT
+    del tensor.external_data[:]

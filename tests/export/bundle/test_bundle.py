@@ -12,8 +12,8 @@ from aftexport.errors import BundleError, UsageError
 
 def test_bundle_holds_documented_files(bundle_folder: Path) -> None:
     assert {path.name for path in bundle_folder.iterdir()} == {
-        "manifest.json", "model.onnx", "chunked.zip", "tokenizer.json", "golden.safetensors",
-        "parity.json", "parity.html",
+        "manifest.json", "model.onnx", "model.onnx.data", "chunked.zip", "tokenizer.json",
+        "golden.safetensors", "parity.json", "parity.html",
     }  # fmt: skip
     bundle = Bundle.open(bundle_folder)
     assert bundle.manifest.hardware == "any"

@@ -105,10 +105,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "manifest no Unicode": (put("manifest.json", b"\xff\xfe"), ("manifest.json",)),
     "manifest nested": (put("manifest.json", b"[" * 100_000), ("manifest.json",)),
     "newer schema": (
-        lambda folder: changed_manifest(folder, {"schema_version": 4}), ("got 4", "Upgrade")),
+        lambda folder: changed_manifest(folder, {"schema_version": 5}), ("got 5", "Upgrade")),
     "earlier schema": (
-        lambda folder: changed_manifest(folder, {"schema_version": 2}),
-        ("schema_version: expected 3, got 2", "Export the model again")),
+        lambda folder: changed_manifest(folder, {"schema_version": 3}),
+        ("schema_version: expected 4, got 3", "Export the model again")),
     "newer operators": (
         lambda folder: changed_manifest(folder, {"operator_version": 2}), ("2", "Upgrade")),
     "model no ONNX": (resealed_with(MODEL, b"junk" * 9), ()),

@@ -7,7 +7,7 @@ import shutil
 import tracemalloc
 import warnings
 import zipfile
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -18,19 +18,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling import any_case, fewer, part_of
-from token_models import Chunks, Hybrid, Marked, Softmax, marked_document
+from token_models import Chunks, Hybrid, Marked, Softmax, TopicAndTags, document, marked_document
 from torch import Tensor
 
 from aftexport.bench.benchmark import peak_mib
 from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.capture.capture import capture
+from aftexport.chunked.append_model import AppendModel
 from aftexport.chunked.archive import write_chunked
+from aftexport.chunked.opened_archive import OpenedArchive
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.chunked.token_flow import NotChunkable
 from aftexport.errors import EngineError, InputError
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier
 from aftexport.parity import TOLERANCES
+from aftexport.system.onnx_files import MODEL, MODEL_DATA
 
 MECHANISMS = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fastformer",
               "linear_attention")  # fmt: skip
@@ -305,21 +308,102 @@ def test_archive_holds_both_attention_passes(bundle_folder: Path) -> None:
     with zipfile.ZipFile(bundle_folder / CHUNKED) as archive:
         assert archive.namelist() == [
             "0.reduce.onnx", "0.merge.onnx", "0.apply.onnx", "pool.onnx", "head.onnx",
-            "explain.onnx", "0.reduce+0.apply.onnx",
+            "explain.onnx",
         ]  # fmt: skip
         assert archive.testzip() is None
 
 
-def test_archive_stores_shared_weight_once(bundle_folder: Path) -> None:
-    found: Counter[tuple[str, bytes]] = Counter()
+def test_bundle_stores_each_weight_once(bundle_folder: Path) -> None:
+    models = [onnx.load(bundle_folder / MODEL, load_external_data=False)]
     with zipfile.ZipFile(bundle_folder / CHUNKED) as archive:
-        for name in archive.namelist():
-            model = onnx.load_from_string(archive.read(name))
-            assert model.ir_version <= 9  # unset where it holds nothing but weights
-            weights = (w for w in model.graph.initializer if w.ByteSize() > 1024)
-            found.update((weight.name, weight.raw_data) for weight in weights)
-    assert len(found) > 4
-    assert set(found.values()) == {1}
+        models += [onnx.load_from_string(archive.read(name)) for name in archive.namelist()]
+    places = defaultdict(set)
+    for model in models:
+        assert model.ir_version <= 9
+        for weight in model.graph.initializer:
+            assert len(weight.raw_data) < 1024
+            if weight.data_location == onnx.TensorProto.EXTERNAL:
+                place = {entry.key: entry.value for entry in weight.external_data}
+                assert place["location"] == MODEL_DATA
+                places[int(place["offset"]), int(place["length"])].add(id(model))
+    assert max(map(len, places.values())) > 2, "graphs share weights"
+    content = (bundle_folder / MODEL_DATA).read_bytes()
+    assert len({content[start : start + size] for start, size in places}) == len(places)
+    end = 0
+    for start, size in sorted(places):
+        assert start == -(-end // 4096) * 4096
+        end = start + size
+    assert end == len(content)
+
+
+def test_model_over_message_limit_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights over 2 GiB, here over 1 MiB, are in no message."""
+    monkeypatch.setattr("aftexport.system.onnx_files.MAX_MODEL_BYTES", 1 << 20)
+    monkeypatch.setattr("aftexport.chunked.opened_archive._MAX_GRAPH_BYTES", 1 << 20)
+    chunks = Chunks(TopicAndTags(causal=True, dim=256), tmp_path)
+    assert (tmp_path / MODEL_DATA).stat().st_size > 1 << 20
+    chunks.check_evidence(document(50), 20)
+    chunks.check(document(50), 20)
+    model = AppendModel(OpenedArchive(chunks.path, threads=1, fused=True), chunks.plan, "a bundle")
+    ids = document(9)
+    _, state = model.append(None, ids[:4])
+    outputs, _ = model.append(state, ids[4:])
+    expected = chunks.expected(ids)["topic"]
+    np.testing.assert_allclose(outputs["topic"], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("change", ["replaced", "removed"])
+def test_replaced_bundle_keeps_its_weights(change: str, bundle_copy: Path) -> None:
+    """A request ends with the bundle that it began with."""
+    plan = Bundle.open(bundle_copy).manifest.chunked
+    assert plan is not None
+    model = ChunkedModel(bundle_copy / CHUNKED, plan, threads=1)
+    before = model.run(np.arange(9))["logits"]
+    data = bundle_copy / MODEL_DATA
+    if change == "replaced":
+        other = data.with_name("other")
+        other.write_bytes(bytes(data.stat().st_size))
+        other.replace(data)
+    else:
+        shutil.rmtree(bundle_copy)
+    np.testing.assert_array_equal(model.run(np.arange(9))["logits"], before)
+
+
+def test_replaced_bundle_over_limit_is_refused(
+    bundle_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Bundle.open(bundle_copy).manifest.chunked
+    assert plan is not None
+    model = ChunkedModel(bundle_copy / CHUNKED, plan, threads=1)
+    (bundle_copy / MODEL_DATA).unlink()
+    monkeypatch.setattr("aftexport.system.onnx_files.MAX_MODEL_BYTES", 1000)
+    with pytest.raises(EngineError, match="exceed 2 GiB, the limit without a file"):
+        model.run(np.arange(9))
+
+
+BAD_PLACES = {
+    "offset": (str(1 << 40), "must end within"),
+    "length": (str(1 << 40), "must end within"),
+    "location": ("golden.safetensors", f"must be in {MODEL_DATA}"),
+}
+
+
+@pytest.mark.parametrize("key", BAD_PLACES)
+def test_weight_elsewhere_is_refused(key: str, bundle_copy: Path) -> None:
+    value, reason = BAD_PLACES[key]
+    plan = Bundle.open(bundle_copy).manifest.chunked
+    assert plan is not None
+    with zipfile.ZipFile(bundle_copy / CHUNKED) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(bundle_copy / CHUNKED, "w") as archive:
+        for name, content in members.items():
+            graph = onnx.load_from_string(content)
+            for weight in graph.graph.initializer:
+                for entry in weight.external_data:
+                    entry.value = value if entry.key == key else entry.value
+            archive.writestr(name, graph.SerializeToString())
+    with pytest.raises(EngineError, match=reason):
+        ChunkedModel(bundle_copy / CHUNKED, plan, threads=1).run(np.arange(9))
 
 
 def test_plan_pooling_absent_value_is_refused(bundle_folder: Path) -> None:
@@ -350,6 +434,7 @@ def test_archive_in_a_cycle_is_closed(bundle_copy: Path) -> None:
 def test_archive_cut_while_open_is_refused(bundle_folder: Path, tmp_path: Path) -> None:
     plan = Bundle.open(bundle_folder).manifest.chunked
     assert plan is not None
+    shutil.copy(bundle_folder / MODEL_DATA, tmp_path)
     archive = Path(shutil.copy(bundle_folder / CHUNKED, tmp_path))
     model = ChunkedModel(archive, plan, threads=1)
     os.truncate(archive, 100)

@@ -97,7 +97,7 @@ class Transformer(tiny_models.Bag):
 def test_float16_transformer_runs_with_external_weights(tmp_path: Path) -> None:
     module = Transformer().eval()
     model = finish(lower(capture(module, dtype=torch.float16)), precision="fp16")
-    write_model(tmp_path, model, max_bytes=0)
+    write_model(tmp_path, model)
     ids = np.arange(21).reshape(3, 7)
     with torch.inference_mode():
         expected = module.double()(torch.from_numpy(ids)).numpy()
@@ -115,7 +115,7 @@ def test_weights_behind_links_are_found(linked: tuple[str, ...], tmp_path: Path)
     whole, blobs = tmp_path / "whole", tmp_path / "blobs"
     whole.mkdir()
     blobs.mkdir()
-    write_model(whole, finish(lower(capture(module))), max_bytes=0)
+    write_model(whole, finish(lower(capture(module))))
     assert {file.name for file in whole.iterdir()} == {"model.onnx", "model.onnx.data"}
     for name in linked:
         (whole / name).rename(blobs / f"blob-{len(name)}")

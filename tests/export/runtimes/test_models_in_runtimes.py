@@ -112,7 +112,8 @@ def archive_in(runtime: str) -> type[OpenedArchive]:
     class Archive(OpenedArchive):
         def engine(self, graph: str) -> RuntimeEngine:  # type: ignore[override]
             if graph not in engines:
-                model = onnx.ModelProto.FromString(self._read(graph))
+                model = self._read(graph)
+                self._weights.load(model)
                 engines[graph] = RuntimeEngine(model, runtime)
             return engines[graph]
 

@@ -48,6 +48,7 @@ class OnnxRuntimeEngine:
         self,
         model: Path | bytes,  # path of `model.onnx`, or the serialized model
         *,
+        folder: Path | None = None,  # folder with the weights of a serialized model outside it
         threads: int = 0,  # number of threads per operator; 0 for `usable_cores`
         fused: bool = True,
         provider: Provider = "cpu",
@@ -56,7 +57,9 @@ class OnnxRuntimeEngine:
         options = session_options(threads)
         if not optimized:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        self._session = session(model, options, provider, fused=fused, takes_choice=True)
+        self._session = session(
+            model, options, provider, folder=folder, fused=fused, takes_choice=True
+        )
         self._arenas = PROVIDERS[provider].arenas
         names = [i.name for i in self._session.get_inputs()]
         self.takes_choice = EXPLAINED in names

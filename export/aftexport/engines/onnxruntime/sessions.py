@@ -64,6 +64,7 @@ def session(
     options: onnxruntime.SessionOptions,  # result of `session_options`, for this session only
     provider: Provider = "cpu",
     *,
+    folder: Path | None = None,  # folder with the weights of a serialized model outside it
     fused: bool,
     takes_choice: bool = False,
 ) -> onnxruntime.InferenceSession:
@@ -78,7 +79,7 @@ def session(
         provider=chosen if fused else None,
     )
     try:
-        source = session_source(model, options, adapted)
+        source = session_source(model, options, adapted, folder)
         # With fallback enabled, the CPU would replace a provider that cannot start.
         loaded = onnxruntime.InferenceSession(
             source,
@@ -132,13 +133,16 @@ class Adaptation:
 
 
 def session_source(
-    model: Path | bytes, options: onnxruntime.SessionOptions, adaptation: Adaptation
+    model: Path | bytes,
+    options: onnxruntime.SessionOptions,
+    adaptation: Adaptation,
+    folder: Path | None = None,
 ) -> str | bytes:
     """Return the path or the serialized model that a session loads."""
     if isinstance(model, Path):
         return _adapted_file(model, options, adaptation)
-    # Otherwise the runtime would look for files of weights in the current folder.
-    options.add_session_config_entry(_WEIGHTS_FOLDER, os.devnull)
+    # Without a folder, the runtime would look for files of weights in the current one.
+    options.add_session_config_entry(_WEIGHTS_FOLDER, str(folder or os.devnull))
     return _adapted_bytes(model, options, adaptation)
 
 
@@ -186,7 +190,7 @@ def _source(model: Path, options: onnxruntime.SessionOptions) -> str | bytes:
     try:
         path.encode()
     except UnicodeEncodeError:  # file names on Linux may contain any bytes
-        return model.read_bytes()
+        return bytes(read_model(model).SerializeToString())
     try:
         without = without_links(model)
     except (OSError, DecodeError):

@@ -33,7 +33,7 @@ class EngineRequirements:
     device: Device | None  # GPU; None if there is no GPU
     settings: BuildSettings
     precision: str
-    model: str  # sha256 of `model.onnx`
+    model: str  # digest of `model.onnx` and of its weights
     # sha256 of the plugin library; None if the library is not built or has no kernels for the GPUs
     plugins: str | None
 
@@ -214,7 +214,7 @@ class EngineCache:
 
 
 def engine_cache(model: str) -> EngineCache:
-    """Return the cache of the model whose ``model.onnx`` has this sha256."""
+    """Return the cache of the model with a digest, see ``EngineRequirements``."""
     override = os.environ.get(VARIABLE)
     # Without HOME, this takes the user database; plugins/cpu/methods/rate_file.cc keeps no file.
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
