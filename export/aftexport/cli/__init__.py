@@ -42,6 +42,7 @@ _NEAR = {
     "onnx": _EXPORT_TO,
     "triton": "aftexport MODEL --to triton",
     "batch": "aftserve batch BUNDLE",
+    **dict.fromkeys(("predict", "infer", "classify"), "aftserve predict BUNDLE FILE"),
     "version": "aftexport --version",
 }
 """What to write in place of words that other programs have as commands."""

@@ -104,6 +104,35 @@ def document_progress(console: Console) -> Bar:
     return Bar(*columns, console=console)
 
 
+@contextmanager
+def document_bar(total: int | None, shown: bool | None = None) -> Iterator[Callable[[int], None]]:
+    """Show a bar of documents on standard error during the block, after two seconds.
+
+    Args:
+        total: number of documents; None if unknown.
+        shown: whether to show it; None for a terminal or a notebook only.
+
+    Yields:
+        A function of the number of further documents.
+    """
+    console = Console(stderr=True)
+    bar = document_progress(console)
+    task = bar.add_task("", total=total)
+    begin = time.monotonic() + _SILENT_SECONDS
+    is_shown = console.is_terminal if shown is None else shown
+
+    def advance(documents: int) -> None:
+        bar.advance(task, documents)
+        if is_shown and not bar.live.is_started and time.monotonic() >= begin:
+            bar.start()
+
+    try:
+        yield advance
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
 class _Table(Table):
     """A table whose columns have room for each word of up to ``_MAX_WORD`` characters."""
 

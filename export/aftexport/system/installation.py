@@ -26,7 +26,7 @@ _EXTRAS = {
     **dict.fromkeys(("grpc", "grpc_health"), "grpc"),
     "httpx2": "client",
     "ray": "ray",
-    "pyarrow": "ray",
+    "pyarrow": "parquet",
     **dict.fromkeys(("filelock", "jinja2", "loky", "numpy", "onnx", "pydantic"), "cpu"),
     **dict.fromkeys(("rich", "safetensors", "tokenizers"), "cpu"),
     **dict.fromkeys(("onnx_ir", "onnxscript"), "fuse"),

@@ -12,11 +12,17 @@ from aftexport.system.arguments import HELP, check_command, help_last
 from aftexport.system.console import accept_any_terminal, escape
 from aftexport.system.installation import missing_module_error
 from aftexport.system.process import exit_status
-from aftserve.cli import batch, deploy, health, key
+from aftserve.cli import batch, deploy, health, key, predict
 from aftserve.observability import tracing
 from aftserve.observability.logging import unblock_output
 
-COMMANDS = {"key": key.run, "deploy": deploy.run, "batch": batch.run, "health": health.run}
+COMMANDS = {
+    "key": key.run,
+    "deploy": deploy.run,
+    "batch": batch.run,
+    "predict": predict.run,
+    "health": health.run,
+}
 """The subcommands; other words start the server. Write ./key for a bundle with such a name."""
 _SERVE = "serve"
 """A word that may stand before the bundle. Write ./serve for a bundle with this name."""
@@ -25,6 +31,7 @@ _OF_AFTEXPORT = ("bench", "build", "calibrate", "demo", "fuse", "inspect", "unfu
 _NEAR = {
     **{word: f"aftexport {word}" for word in _OF_AFTEXPORT},
     **dict.fromkeys(("run", "start", "server"), "aftserve BUNDLE"),
+    **dict.fromkeys(("infer", "classify"), "aftserve predict BUNDLE FILE"),
     **dict.fromkeys(("export", "convert"), "aftexport MODEL --to onnx"),
     "version": "aftserve --version",
 }

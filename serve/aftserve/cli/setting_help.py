@@ -18,6 +18,7 @@ COMMANDS = {
     "deploy": "serve a bundle from several processes or machines with Ray Serve",
     "health": "ask a server on this machine for its health",
     "key": "make an API key",
+    "predict": "classify files and tables of documents in this process",
 }
 """The commands beside serving, and their effects."""
 GROUPS: Mapping[str, Mapping[str, str | None]] = {
