@@ -24,6 +24,7 @@ _EXTRAS = {
     **dict.fromkeys(("anyio", "fastapi", "httptools", "prometheus_client"), "serve"),
     **dict.fromkeys(("pydantic_settings", "starlette", "uvicorn"), "serve"),
     **dict.fromkeys(("grpc", "grpc_health"), "grpc"),
+    "argcomplete": "complete",
     "httpx2": "client",
     "ray": "ray",
     "pyarrow": "parquet",
