@@ -40,7 +40,7 @@ def escape(text: str) -> str:
 
 def print_json(content: Mapping[str, Any]) -> None:
     """Print JSON, in characters that any terminal and locale can show."""
-    print(json.dumps(content, indent=2))
+    print(json.dumps(content, indent=2, default=lambda number: number.item()))  # of NumPy
 
 
 Progress = Callable[[int, int, str], None]

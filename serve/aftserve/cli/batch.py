@@ -32,7 +32,7 @@ def _parse(words: Sequence[str]) -> Namespace:
     add = parser.add_argument
     add("bundle", metavar="BUNDLE", help="a folder written by aftexport")
     add("input", type=path, metavar="INPUT", help="a folder of texts, or Parquet")
-    add("--output", type=path, required=True, metavar="OUT", help="a .parquet or .jsonl file")
+    add("-o", "--output", type=path, required=True, metavar="OUT", help="a .parquet or .jsonl file")
     add("--text", metavar="COLUMN", help="column of texts (default: text)")
     add("--id", metavar="COLUMN", help="column of ids (default: id, or the number of the row)")
     add("--long-documents", metavar="POLICY",

@@ -52,7 +52,7 @@ def _parse(words: Sequence[str]) -> Namespace:
     add = parser.add_argument
     add("bundle", metavar="BUNDLE", help="a folder written by aftexport")
     add("files", type=path, nargs="+", metavar="FILE", help="documents, see below")
-    add("--output", type=path, metavar="OUT",
+    add("-o", "--output", type=path, metavar="OUT",
         help="a .jsonl file, complete or not written (default: standard output)")  # fmt: skip
     add("--format", choices=["text", "csv", "tsv", "jsonl"],
         help="format of standard input (default: text)")  # fmt: skip
