@@ -34,11 +34,11 @@ class OutputError(AftexportError):
 
     exit_code = 1
 
-    def __init__(self, path: Path, error: OSError) -> None:
+    def __init__(self, place: str, error: OSError) -> None:
         reason = os.strerror(error.errno) if error.errno else str(error)
         remedy = _REMEDIES.get(error.errno or 0, "check the place, or name another")
         super().__init__(
-            f"--output {path} cannot be written ({reason}).", f"Nothing was written: {remedy}."
+            f"{place} cannot be written ({reason}).", f"The output was not completed: {remedy}."
         )
 
 

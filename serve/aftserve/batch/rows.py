@@ -258,14 +258,19 @@ def _parquet(place: Path, columns: Columns) -> Any:
 
 def _parquet_rows(file: _File, columns: Columns, max_characters: int) -> Iterator[Row]:
     """Yield the documents of a Parquet file or folder."""
+    from pyarrow import ArrowException
+
     from aftserve.batch.documents import fields_of, texts_of
     from aftserve.batch.output import json_ids
 
-    for block in _parquet(file.path, columns).tables():
-        has_ids = "id" in block.column_names
-        ids = json_ids(block["id"]) if has_ids else [None] * len(block)
-        texts = texts_of(block, max_characters)
-        yield from map(Row, ids, texts, fields_of(block))
+    try:
+        for block in _parquet(file.path, columns).tables():
+            has_ids = "id" in block.column_names
+            ids = json_ids(block["id"]) if has_ids else [None] * len(block)
+            texts = texts_of(block, max_characters)
+            yield from map(Row, ids, texts, fields_of(block))
+    except ArrowException as error:
+        yield Row(None, InputError(f"{shown(file.path)}: {error}.", "Check the file."), {})
 
 
 _Reader = Callable[[_File, Columns, int], Iterator[Row]]

@@ -181,7 +181,7 @@ def _write(
                         "Nothing was written.",
                     )
         except OSError as error:
-            raise OutputError(out, error) from error
+            raise OutputError(f"--output {out}", error) from error
     return failed
 
 

@@ -99,7 +99,6 @@ def run(words: Sequence[str]) -> int:
                     count += 1
                     failed += not is_answered
     except BrokenPipeError:  # the reader of standard output has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt as end:
         console.print("interrupted")
@@ -144,15 +143,22 @@ def _find(options: Namespace, settings: "Settings", inputs: tuple[str, ...]) -> 
 @contextmanager
 def _output(target: Path | None) -> Iterator[TextIO]:
     """Open the output; a file is replaced at the end of the block, and only if it succeeds."""
-    if target is None:
-        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # as JSON is
-        yield sys.stdout
-        sys.stdout.flush()
-        return
     from aftserve.batch.output_file import OutputError, replacing
 
+    if target is None:
+        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # as JSON is
+        try:
+            yield sys.stdout
+            sys.stdout.flush()
+        except OSError as error:
+            # Otherwise Python would write the rest at its end, and fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise OutputError("Standard output", error) from error
+        return
     try:
         with replacing(target) as aside, aside.open("w", encoding="utf-8") as file:
             yield file
     except OSError as error:
-        raise OutputError(target, error) from error
+        raise OutputError(f"--output {target}", error) from error

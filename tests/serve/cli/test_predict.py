@@ -176,6 +176,18 @@ def test_closed_reader_ends_run_quietly(bundle_folder: Path, folder: Path) -> No
         assert process.stderr.read() == b""
 
 
+def test_full_disk_ends_run(bundle_folder: Path, folder: Path) -> None:
+    (folder / "a.txt").write_text("a")
+    command = [sys.executable, "-m", "aftserve", "predict", bundle_folder, "a.txt"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, env=environment(), check=False
+        )
+    assert done.returncode == 1
+    assert b"Standard output cannot be written (No space left on device)" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
