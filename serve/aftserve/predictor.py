@@ -1,9 +1,7 @@
 """The server's answers in this process, without a server."""
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, overload
@@ -12,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
-from rich.console import Console
 
 from aftexport.errors import AftexportError, UsageError
 from aftexport.heads import AnyHead
-from aftexport.system.console import document_progress
+from aftexport.system.console import document_bar
 from aftserve.batch.answering import OfflineClassifier, Outcome
 from aftserve.batch.python_values import checked_document, plain_fields
 from aftserve.client.request import Fields, Names
@@ -31,8 +28,6 @@ from aftserve.settings import Policy, Settings
 
 Document = str | Sequence[int] | Sequence[Sequence[float]] | NDArray[Any]
 """A text, token ids ``[T]``, or features ``[T, F]``."""
-
-_SILENT_SECONDS = 2.0
 
 
 class Predictor:
@@ -173,7 +168,7 @@ class Predictor:
             return _result(0, next(self._outcomes([documents], only, options)))
         self._open().measure_costs()
         total = len(documents) if isinstance(documents, Sized) else None
-        with _progress(total, progress) as advance:
+        with document_bar(total, progress) as advance:
             outcomes = self._outcomes(documents, inputs, options, advance)
             return [_result(index, outcome) for index, outcome in enumerate(outcomes)]
 
@@ -313,32 +308,3 @@ def _read(result: DocumentResult) -> Result:
 def _error(outcome: Outcome) -> AftexportError:
     assert outcome.error is not None  # an outcome has a result or an error
     return outcome.error
-
-
-@contextmanager
-def _progress(total: int | None, shown: bool | None) -> Iterator[Callable[[int], None]]:
-    """Show a bar of the documents during the block, after two seconds.
-
-    Args:
-        total: number of documents; None if unknown.
-        shown: whether to show it; None for a terminal or a notebook only.
-
-    Yields:
-        A function of the number of further documents.
-    """
-    console = Console(stderr=True)
-    bar = document_progress(console)
-    task = bar.add_task("", total=total)
-    begin = time.monotonic() + _SILENT_SECONDS
-    is_shown = console.is_terminal if shown is None else shown
-
-    def advance(documents: int) -> None:
-        bar.advance(task, documents)
-        if is_shown and not bar.live.is_started and time.monotonic() >= begin:
-            bar.start()
-
-    try:
-        yield advance
-    finally:
-        if bar.live.is_started:
-            bar.stop()

@@ -33,7 +33,7 @@ from docs.pages import BLOCKS, COMMANDS, NOT_RUN, OTHER_LANGUAGES, PAGES, REPOSI
 SHOWN = "localhost:8000"
 SHOWN_GRPC = "localhost:8001"
 TEXT = "a long document ..."
-_SERVER = re.compile(r"aftserve (?!key|batch|deploy|-)(\S+)(.*)")
+_SERVER = re.compile(r"aftserve (?!key|batch|deploy|predict|-)(\S+)(.*)")
 """A command that does not end by itself."""
 PROGRAMS = ("curl", "git")
 """Other people's programs that the pages use."""
@@ -52,7 +52,7 @@ LEFT = {
     "docs/how-to/precision.md": ["auto.bundle/manifest.json"],
     "docs/how-to/fuse.md": ["fused.onnx", "fused.json", "standard.onnx"],
     "docs/how-to/long-documents.md": ["windows.bundle/manifest.json"],
-    "docs/how-to/many-machines.md": ["labels.jsonl", "labels.parquet"],
+    "docs/how-to/many-machines.md": ["answers.jsonl", "labels.jsonl", "labels.parquet"],
 }
 """The files that the commands of a page write."""
 RUNNABLE = [page for page in PAGES if any(

@@ -32,6 +32,8 @@ from aftexport.heads.calibration import Scaling
 from aftexport.nn import DocumentClassifier
 from aftserve.batch import output
 from aftserve.batch.answering import OfflineClassifier
+from aftserve.batch.local_run import lines_of
+from aftserve.batch.rows import Row
 from aftserve.client import Client
 from aftserve.grpc.wire_types import MESSAGES, SERVICE
 from aftserve.predictor import Predictor
@@ -296,6 +298,16 @@ def as_rows(served: Served) -> list[Heads]:
     return [single_precision(heads_of(row)) for row in table.to_pylist()]
 
 
+def as_predict_lines(served: Served) -> list[Heads]:
+    """Return the answers in the lines of ``aftserve predict``."""
+    documents: Any = served.documents if served.form == "input_features" else TEXTS
+    inputs = served.inputs or [{}] * len(documents)
+    rows: Any = map(Row, range(len(documents)), documents, inputs)
+    loaded = OfflineClassifier(Settings.read([str(served.bundle.path), "--threads", "1"]))
+    lines = lines_of(loaded, rows, strict=True, on_done=lambda _: None)
+    return [heads_of(json.loads(line)) for line, _ in lines]
+
+
 def single_precision(value: Any) -> Any:
     match value:
         case dict():
@@ -549,6 +561,7 @@ INTERFACES = {
     "batch rows": Interface(
         as_rows, lambda _, fields: single_precision(fields), heads=NO_EVIDENCE
     ),
+    "predict lines": Interface(as_predict_lines, heads=NO_EVIDENCE),
     "tensors": Interface(
         lambda served: as_tensors(served, is_text=True, binary=False), tensors_of,
         models=PLAIN, heads=NO_EVIDENCE,

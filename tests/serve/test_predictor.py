@@ -19,7 +19,7 @@ import aftserve
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import BundleError, InputError, ParityError, UsageError
 from aftexport.pipeline.export import export
-from aftserve import predictor as module
+from aftexport.system import console
 from aftserve.client import Result
 from aftserve.errors import DocumentTooLongError
 from aftserve.model.wanted import AnswerOptions
@@ -177,8 +177,8 @@ def test_threads_share_a_predictor(predictor: Predictor) -> None:
 
 def test_bar_counts_documents(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.StringIO()
-    monkeypatch.setattr(module, "_SILENT_SECONDS", 0)
-    monkeypatch.setattr(module, "Console", lambda stderr: Console(file=written, width=80))
+    monkeypatch.setattr(console, "_SILENT_SECONDS", 0)
+    monkeypatch.setattr(console, "Console", lambda stderr: Console(file=written, width=80))
     predictor(TEXTS)
     assert written.getvalue() == ""  # it is not a terminal
     predictor(TEXTS, progress=True)

@@ -216,10 +216,13 @@ def show(
     rounds: int,
     against: Sequence[str] | None,
     source: ModelSource,
-    json_file: Path | None,
+    output: Path | None,
     console: Console,
-) -> Result:
-    """Run ``benchmark`` on the bundle at ``path``, print the result and return it.
+) -> tuple[Result, dict[str, Any]]:
+    """Run ``benchmark`` on the bundle at ``path`` and print the result.
+
+    Returns:
+        The result, and its record in JSON, which ``output`` gets too.
 
     Raises:
         AftexportError: as ``benchmark``, ``torch_engine`` and ``Bundle.open`` do.
@@ -250,13 +253,13 @@ def show(
     print_result(
         result, bundle.manifest, console, is_torch_missing=against is None and torch is None
     )
-    if json_file is not None:
-        record = {"bundle": path.name, "precision": bundle.manifest.precision, "threads": threads,
-                  "rounds": rounds, **result.to_dict()}  # fmt: skip
-        with replacing_file(json_file) as aside:
+    record = {"bundle": path.name, "precision": bundle.manifest.precision, "threads": threads,
+              "rounds": rounds, **result.to_dict()}  # fmt: skip
+    if output is not None:
+        with replacing_file(output) as aside:
             write_json(aside, record)
-        console.print(f"Results: [bold]{escape(str(json_file))}[/]", soft_wrap=True)
-    return result
+        console.print(f"Results: [bold]{escape(str(output))}[/]", soft_wrap=True)
+    return result, record
 
 
 def print_result(

@@ -22,10 +22,9 @@ from aftexport.heads.calibration import (
     Band,
     Calibration,
     Estimate,
-    Scaling,
+    FittedScalings,
     Threshold,
     confidences,
-    scaled,
 )
 from aftexport.heads.head import Double
 
@@ -172,56 +171,22 @@ def calibrate(name: str, sample: Sample, budget: float | None = None) -> Calibra
         UsageError: if there are too few documents.
         NoThresholdError: if no threshold keeps the budget.
     """
-    choice = choose(name, sample, budget)
-    fitted, tested = choice.fitted, choice.tested
-    part = sample.part(fitted)
+    check_truths(name, sample.head, sample.truths, budget)
+    order = np.random.default_rng(_SEED).permutation(len(sample))
+    threshold = None if budget is None else _threshold(name, sample.part(order), budget)
     before = sample.head.scores(sample.logits)
     after = np.empty_like(before)
-    after[fitted] = _cross_fitted(part)
-    after[tested] = _scores(choice.scalings, sample.part(tested), part)
+    after[order] = _cross_fitted(sample.part(order))
+    fits = fit(sample)
     calibration = Calibration(
         method="platt" if sample.has_independent_labels else "temperature",
-        scalings=choice.scalings,
-        min_tokens=int(part.tokens.min()),
-        max_tokens=int(part.tokens.max()),
-        documents=len(part),
+        **dict(_fitted(fits, sample)),
         error_before=calibration_error(*sample.observations(before)),
         error_after=calibration_error(*sample.observations(after)),
         bands=bands_of(sample, before, after),
-        threshold=choice.threshold,
+        threshold=threshold,
     )
-    return CalibratedHead(sample, calibration, choice.fits, before, after)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The scalings and the threshold of a head."""
-
-    fitted: NDArray[np.int64]  # the indices of the documents of the fit, in random order
-    tested: NDArray[np.int64]  # those of the documents on which thresholds were tested
-    fits: tuple[Fit, ...]
-    threshold: Threshold | None  # None without a budget
-
-    @property
-    def scalings(self) -> tuple[Scaling, ...]:
-        """The scaling of each fit."""
-        return tuple(fit.scaling for fit in self.fits)
-
-
-def choose(name: str, sample: Sample, budget: float | None) -> Choice:
-    """Fit the scalings, and choose the threshold on other documents; see ``calibrate``."""
-    # Without a budget, all documents are for the fit.
-    check_truths(name, sample.head, sample.truths, budget)
-    order = np.random.default_rng(_SEED).permutation(len(sample))
-    count = len(sample) if budget is None else fit_count(len(sample))
-    fitted, tested = order[:count], order[count:]
-    part = sample.part(fitted)
-    fits = fit(part)
-    threshold = None
-    if budget is not None:
-        scalings = tuple(one.scaling for one in fits)
-        threshold = _threshold(name, scalings, part, sample.part(tested), budget)
-    return Choice(fitted, tested, fits, threshold)
+    return CalibratedHead(sample, calibration, fits, before, after)
 
 
 def _cross_fitted(sample: Sample) -> Double:
@@ -230,23 +195,33 @@ def _cross_fitted(sample: Sample) -> Double:
     folds: NDArray[np.int64] = np.arange(len(sample)) % FOLDS  # the documents are in random order
     for fold in range(FOLDS):
         others, own = sample.part(folds != fold), sample.part(folds == fold)
-        scalings = tuple(one.scaling for one in fit(others))
-        scores[folds == fold] = _scores(scalings, own, others)
+        scores[folds == fold] = _fitted(fit(others), others).scores(
+            own.head, own.logits, own.tokens
+        )
     return scores
 
 
-def _scores(scalings: tuple[Scaling, ...], sample: Sample, fitted: Sample) -> Double:
-    """Return calibrated scores; a length outside those of the fit counts as the nearest one."""
-    tokens = np.clip(sample.tokens, fitted.tokens.min(), fitted.tokens.max())
-    return sample.head.scores(scaled(scalings, sample.logits, tokens))
+def _fitted(fits: tuple[Fit, ...], sample: Sample) -> FittedScalings:
+    """Return the scalings of fits to a sample, with its lengths."""
+    return FittedScalings(
+        scalings=tuple(one.scaling for one in fits),
+        min_tokens=int(sample.tokens.min()),
+        max_tokens=int(sample.tokens.max()),
+        documents=len(sample),
+    )
 
 
-def _threshold(
-    name: str, scalings: tuple[Scaling, ...], fitted: Sample, tested: Sample, budget: float
-) -> Threshold:
+def _threshold(name: str, sample: Sample, budget: float) -> Threshold:
+    """Return the threshold from documents in random order: some fit scalings, the others test."""
+    # The probabilities are fitted on all documents. The confidence has scalings of its own, since
+    # the bound holds only for scalings that do not depend on the tested documents.
+    count = fit_count(len(sample))
+    index = np.arange(len(sample))
+    first, tested = sample.part(index < count), sample.part(index >= count)
+    fitted = _fitted(fit(first), first)
     confidence, confidence_tested = (
-        confidences(part.head, part.logits, _scores(scalings, part, fitted))
-        for part in (fitted, tested)
+        confidences(part.head, part.logits, fitted.scores(part.head, part.logits, part.tokens))
+        for part in (first, tested)
     )
     chosen = choose_threshold(confidence, confidence_tested, tested.is_wrong(), budget)
     if isinstance(chosen, NoThreshold):
@@ -256,13 +231,13 @@ def _threshold(
             f"to {chosen.error_bound:.2g} with 95 % probability.",
             "Label more documents, or allow a larger --error-budget.",
         )
-    return chosen
+    return chosen.model_copy(update={"fit": fitted})
 
 
 # Thresholds are chosen by fixed-sequence testing as in "Learn then test: Calibrating predictive
 # algorithms to achieve risk control" (Angelopoulos, Bates, Candès, Jordan and Lei, 2021). One part
-# of the documents fits the scaling and orders the thresholds. The other part tests them in this
-# order until one fails. Because scaling and order do not depend on the tested documents, every test
+# of the documents fits scalings and orders the thresholds. The other part tests them in this order
+# until one fails. Because scalings and order do not depend on the tested documents, every test
 # keeps its level, and no correction for the choice among thresholds is needed.
 CANDIDATES = 200
 """The number of thresholds, which answer equally many more of the fitted documents each."""

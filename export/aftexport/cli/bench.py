@@ -4,8 +4,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from aftexport.cli.options import add_source_options, read_source
+from aftexport.cli.options import add_json_options, add_source_options, read_source
 from aftexport.system.arguments import lengths, make_parser, positive
+from aftexport.system.console import print_json
 
 _EPILOG = """\
 Each length is timed with one document of random tokens. The contenders take turns,
@@ -19,7 +20,7 @@ The peak is the memory that a call adds to the memory of the process (Linux only
 
   aftexport bench model.bundle
   aftexport bench model.bundle --model model.pt --lengths 1024,8192 --threads 2
-  aftexport bench model.bundle --against none --json bench.json
+  aftexport bench model.bundle --against none --output bench.json
 
 Exit status:
   0  every engine ran
@@ -52,21 +53,23 @@ def run(words: list[str]) -> int:
         help="contenders to compare with, or none (default: portable, and torch if the model "
         "is given)")  # fmt: skip
     add_source_options(parser)
-    add("--json", type=Path, metavar="FILE", help="also write the results to FILE in JSON")
+    add_json_options(parser)
     options = parser.parse_args(words)
 
     from aftexport.bench.benchmark import show
     from aftexport.bundle.output_path import check_reports
 
-    check_reports({"--json": options.json}, (options.bundle, options.model))
-    result = show(
+    check_reports({"--output": options.output}, (options.bundle, options.model))
+    result, record = show(
         options.bundle,
         lengths=options.lengths,
         threads=options.threads,
         rounds=options.rounds,
         against=options.against.split(",") if options.against is not None else None,
         source=read_source(options),
-        json_file=options.json,
-        console=Console(emoji=False),
+        output=options.output,
+        console=Console(emoji=False, quiet=options.json),
     )
+    if options.json:
+        print_json(record)
     return 1 if result.failures else 0

@@ -28,9 +28,10 @@ each. A temperature depends on the length if a likelihood-ratio test finds a tre
   aftexport calibrate model.bundle --data labelled.jsonl
   aftexport calibrate model.bundle --data labelled.jsonl --error-budget 0.01 --out new.bundle
 
-With --error-budget, a third of the documents fits the scaling, and the others test thresholds. The
-bundle gets the smallest confidence with which the rate of wrong answers is at most the budget, with
-95 % probability. The server marks documents below it with "abstain": true.
+The probabilities are fitted on all documents. With --error-budget, a third of them also fits the
+confidence of a threshold, and the others test it. The bundle gets the smallest confidence with
+which the rate of wrong answers is at most the budget, with 95 % probability. The server marks
+documents below it with "abstain": true.
 
 Exit status:
   0  the calibration was written, or printed with --dry-run

@@ -53,7 +53,7 @@ Exit status:
 
 def run(words: list[str]) -> int:
     """Run the command; return its exit status."""
-    parser = _parser()
+    parser = make_export_parser()
     given = parser.parse_args(words)
     if given.model is None and given.factory is None:
         parser.error("a model file, or --factory PACKAGE.MODULE:FACTORY, is required")
@@ -85,7 +85,8 @@ def _export(
     return run_export(checked_request(source, options), console, is_verbose=is_verbose)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_export_parser() -> argparse.ArgumentParser:
+    """Return the parser of a command line without a subcommand."""
     parser = make_parser(
         "aftexport",
         "Export a linear-attention model to a verified bundle.",

@@ -82,6 +82,16 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
     add_options(parser, ModelSource, without="path")
 
 
+def add_json_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a command whose results are numbers: JSON as the output, or in a file."""
+    parser.add_argument(
+        "--json", action="store_true", help="print the results as JSON in place of tables"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="also write the results to FILE in JSON"
+    )
+
+
 def read_source(given: argparse.Namespace) -> ModelSource:
     """Return the source that the options of ``add_source_options`` name."""
     return read_options(ModelSource, given, path=given.model)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from aftexport.cli.options import add_source_options, read_source
+from aftexport.cli.options import add_json_options, add_source_options, read_source
 from aftexport.system.arguments import lengths, make_parser, positive
-from aftexport.system.console import escape, stage
+from aftexport.system.console import escape, print_json, stage
 
 if TYPE_CHECKING:
     from aftexport.parity.report import Report
@@ -40,10 +40,10 @@ def run(words: list[str]) -> int:
     from aftexport.verify.check import Request, check
 
     check_reports(
-        {"--report": options.report, "--json": options.json},
+        {"--report": options.report, "--output": options.output},
         (options.bundle, options.model, options.data),
     )
-    console = Console(emoji=False)
+    console = Console(emoji=False, quiet=options.json)
     with stage(console, f"Checking {options.bundle}"):
         bundle = Bundle.open(options.bundle)
     request = Request(
@@ -58,7 +58,9 @@ def run(words: list[str]) -> int:
     )
     report = check(bundle, request, console)
     _print_report(console, report, bundle.manifest.reference)
-    _write_files(report, page=options.report, record=options.json)
+    _write_files(report, page=options.report, record=options.output)
+    if options.json:
+        print_json(report.to_dict())
     return 0 if report.passed else 1
 
 
@@ -89,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--provider", choices=["cpu", "cuda"], default="cpu",
         help="execution provider of ONNX Runtime (default: cpu)")  # fmt: skip
     add("--report", type=Path, metavar="FILE", help="write a self-contained HTML page to FILE")
-    add("--json", type=Path, metavar="FILE", help="write the results to FILE in JSON")
+    add_json_options(parser)
     return parser
 
 

@@ -64,10 +64,36 @@ class Band(_Part):
     error_after: Estimate
 
 
+class FittedScalings(_Part):
+    """The scalings of a head that were fitted to documents.
+
+    Attributes:
+        scalings: the one scaling, or that of each independent label.
+        min_tokens, max_tokens: the range of lengths on which the scalings were fitted; other
+            lengths count as the nearest length in it.
+        documents: the number of documents on which the scalings were fitted.
+    """
+
+    scalings: Annotated[tuple[Scaling, ...], Len(1)]
+    min_tokens: Annotated[Count, Ge(1)]
+    max_tokens: Annotated[Count, Ge(1)]
+    documents: Count
+
+    def logits(self, logits: Double, tokens: ArrayLike) -> Double:
+        """Return the calibrated logits ``[..., width]`` of documents with ``tokens [...]``."""
+        return scaled(self.scalings, logits, np.clip(tokens, self.min_tokens, self.max_tokens))
+
+    def scores(self, head: Head, logits: Double, tokens: ArrayLike) -> Double:
+        """Return the calibrated scores ``[..., len(names)]``; see ``logits``."""
+        return head.scores(self.logits(logits, tokens))
+
+
 class Threshold(_Part):
     """The smallest confidence with which a document is answered within an error budget.
 
     Attributes:
+        fit: the scalings that give the confidence, fitted without the tested documents; None for
+            those of the calibration.
         budget: the allowed share of wrong answers among the answered documents.
         level: the probability with which the share stays within the budget.
         confidence: the smallest confidence; documents below it are abstained from.
@@ -78,6 +104,7 @@ class Threshold(_Part):
         abstained: the share of documents below the threshold.
     """
 
+    fit: FittedScalings | None = None
     budget: Annotated[float, Gt(0), Lt(1)]
     level: Annotated[float, Gt(0), Lt(1)]
     confidence: Share
@@ -88,26 +115,18 @@ class Threshold(_Part):
     abstained: Share
 
 
-class Calibration(_Part):
-    """The calibration of a head.
+class Calibration(FittedScalings):
+    """The calibration of a head, fitted to all labelled documents.
 
     Attributes:
         method: ``temperature`` for one scaling of all logits without a bias; ``platt`` for a
             scaling of each label.
-        scalings: the one scaling, or that of each label.
-        min_tokens, max_tokens: the range of lengths on which the scalings were fitted; other
-            lengths count as the nearest length in it.
-        documents: the number of documents on which the scalings were fitted.
         error_before, error_after: the expected calibration error, after by cross-fitting.
         bands: the same by length.
         threshold: when to abstain; None without an error budget.
     """
 
     method: Literal["temperature", "platt"]
-    scalings: Annotated[tuple[Scaling, ...], Len(1)]
-    min_tokens: Annotated[Count, Ge(1)]
-    max_tokens: Annotated[Count, Ge(1)]
-    documents: Count
     error_before: Estimate
     error_after: Estimate
     bands: tuple[Band, ...]
@@ -126,17 +145,10 @@ class Calibration(_Part):
         if self.method != method:
             return f"expected the method {method} for {head.task}, got {self.method}"
         count = head.width if method == "platt" else 1
-        if len(self.scalings) != count:
-            return f"scalings: expected {count}, got {len(self.scalings)}"
+        for fit in (self, self.threshold and self.threshold.fit):
+            if fit and len(fit.scalings) != count:
+                return f"scalings: expected {count}, got {len(fit.scalings)}"
         return None
-
-    def logits(self, logits: Double, tokens: ArrayLike) -> Double:
-        """Return the calibrated logits ``[..., width]`` of documents with ``tokens [...]``."""
-        return scaled(self.scalings, logits, np.clip(tokens, self.min_tokens, self.max_tokens))
-
-    def scores(self, head: Head, logits: Double, tokens: ArrayLike) -> Double:
-        """Return the calibrated scores ``[..., len(names)]``; see ``logits``."""
-        return head.scores(self.logits(logits, tokens))
 
     def applied(self, head: Head, answer: _AnswerT, logits: Double, tokens: int) -> _AnswerT:
         """Return the answer for the logits ``[width]`` with its calibrated scores."""
@@ -146,6 +158,7 @@ class Calibration(_Part):
         }
         if self.threshold is not None:
             assert isinstance(head, DecidingHead)  # other heads have no calibration
+            scores = (self.threshold.fit or self).scores(head, logits, tokens)
             confidence = float(confidences(head, logits, scores))
             fields["abstain"] = confidence < self.threshold.confidence
         return answer.model_copy(update=fields)

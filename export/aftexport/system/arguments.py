@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from aftexport.errors import UsageError
+from aftexport.system.completion import complete, is_completing
 
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
@@ -23,6 +24,8 @@ class _Parser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]  # the namespace of a caller is not supported
         self, args: Sequence[str]
     ) -> argparse.Namespace:
+        if is_completing():
+            complete(self)
         check_options(args, set(_OPTION.findall(self.format_usage())), self.prog)
         return super().parse_args(args)
 

@@ -40,7 +40,7 @@ def escape(text: str) -> str:
 
 def print_json(content: Mapping[str, Any]) -> None:
     """Print JSON, in characters that any terminal and locale can show."""
-    print(json.dumps(content, indent=2))
+    print(json.dumps(content, indent=2, default=lambda number: number.item()))  # of NumPy
 
 
 Progress = Callable[[int, int, str], None]
@@ -102,6 +102,35 @@ def document_progress(console: Console) -> Bar:
     """Return a bar for the number of documents that are done, which the caller starts."""
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("documents"), TimeRemainingColumn())
     return Bar(*columns, console=console)
+
+
+@contextmanager
+def document_bar(total: int | None, shown: bool | None = None) -> Iterator[Callable[[int], None]]:
+    """Show a bar of documents on standard error during the block, after two seconds.
+
+    Args:
+        total: number of documents; None if unknown.
+        shown: whether to show it; None for a terminal or a notebook only.
+
+    Yields:
+        A function of the number of further documents.
+    """
+    console = Console(stderr=True)
+    bar = document_progress(console)
+    task = bar.add_task("", total=total)
+    begin = time.monotonic() + _SILENT_SECONDS
+    is_shown = console.is_terminal if shown is None else shown
+
+    def advance(documents: int) -> None:
+        bar.advance(task, documents)
+        if is_shown and not bar.live.is_started and time.monotonic() >= begin:
+            bar.start()
+
+    try:
+        yield advance
+    finally:
+        if bar.live.is_started:
+            bar.stop()
 
 
 class _Table(Table):

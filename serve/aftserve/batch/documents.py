@@ -11,19 +11,15 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 
 from aftexport.errors import AftexportError, InputError, UsageError
-from aftserve.errors import DocumentTooLongError, utf8_remedy
+from aftserve.batch.text_files import ARRAY, files_below, read_text, shown
 
 ROWS = 256
 """Documents of a block. An actor takes one block at a time, and repeats it after a restart."""
 PATH, TEXT = "path", "text"
 INPUT = "input:"
 """Start of the name of a column with an extra input."""
-ARRAY = ".npy"
-"""Suffix of a file with the token ids or the features of one document."""
 _TABLES = (".csv", ".jsonl", ".ndjson", ".tsv")
 """Suffixes of tables whose rows, not whole files, are the user's documents."""
-_MAX_CHARACTER_BYTES = 4
-"""Maximum bytes of a character in UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +60,8 @@ class TextFiles(Documents):
     def find(cls, place: Path) -> "TextFiles":
         """Find the files of a folder, or one file."""
         root = place if place.is_dir() else place.parent
-        found = sorted(_files(place)) if place.is_dir() else [place]
-        paths = {_shown(path.relative_to(root)): os.fsencode(path.absolute()) for path in found}
+        found = sorted(files_below(place)) if place.is_dir() else [place]
+        paths = {shown(path.relative_to(root)): os.fsencode(path.absolute()) for path in found}
         return cls(len(paths), pa.string(), paths)
 
     def blocks(self) -> Any:
@@ -90,7 +86,7 @@ class ParquetTexts(Documents):
     @classmethod
     def find(cls, place: Path, text: str, id: str | None) -> "ParquetTexts":
         """Find the tables of a file or folder; ``id`` defaults to the column ``id``, if any."""
-        files = [place.absolute()] if not place.is_dir() else sorted(_files(place.absolute()))
+        files = [place.absolute()] if not place.is_dir() else sorted(files_below(place.absolute()))
         tables = [str(path) for path in files if path.suffix == ".parquet"]
         _check_all_is_parquet(place, files)
         try:
@@ -142,15 +138,28 @@ class ParquetTexts(Documents):
         """See ``Documents``."""
         import ray
 
-        columns = [name for name in (self.id, self.text, *self.inputs) if name is not None]
+        names = self._names
         dataset = ray.data.read_parquet(
             self.files,
-            columns=columns,
+            columns=[*names],
             partitioning=None,  # the names of folders must not replace a column
         )
-        names = {self.text: TEXT} | ({self.id: "id"} if self.id is not None else {})
-        names |= {name: f"{INPUT}{name}" for name in self.inputs}
         return dataset.rename_columns(names).repartition(target_num_rows_per_block=ROWS)
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Yield the blocks in this process, without Ray."""
+        names = self._names
+        for path in self.files:
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(ROWS, columns=[*names]):
+                    chosen = pa.Table.from_batches([batch]).select([*names])
+                    yield chosen.rename_columns([*names.values()])
+
+    @property
+    def _names(self) -> dict[str, str]:
+        """The names in the blocks of the columns to read."""
+        names = {self.text: TEXT} | ({self.id: "id"} if self.id is not None else {})
+        return names | {name: f"{INPUT}{name}" for name in self.inputs}
 
 
 def find(place: Path, *, text: str | None, id: str | None) -> Documents:
@@ -160,9 +169,9 @@ def find(place: Path, *, text: str | None, id: str | None) -> Documents:
     if place.is_file() and place.suffix in _TABLES:
         raise UsageError(
             f"A table of documents must be Parquet, got {place}.",
-            "Convert it to Parquet.",
+            "Convert it to Parquet, or give it to aftserve predict.",
         )
-    listed = _files(place) if place.is_dir() else [place]
+    listed = files_below(place) if place.is_dir() else [place]
     parquet = any(path.suffix == ".parquet" for path in listed)
     if not parquet and (text is not None or id is not None):
         option = "--text" if text is not None else "--id"
@@ -182,7 +191,7 @@ def texts_of(block: pa.Table, max_characters: int) -> Iterator[str | Path | Afte
     if PATH in block.column_names:
         for cell in block[PATH]:
             path = Path(os.fsdecode(cell.as_py()))
-            yield path if path.suffix == ARRAY else _read(path, max_characters)
+            yield path if path.suffix == ARRAY else read_text(path, max_characters)
         return
     for cell in block[TEXT]:
         yield _text(cell)
@@ -221,26 +230,6 @@ def _text(cell: pa.Scalar) -> str | AftexportError:
     return text if text is not None else InputError("The row has no text.", "Leave the row out.")
 
 
-def _read(path: Path, max_characters: int) -> str | AftexportError:
-    max_bytes = _MAX_CHARACTER_BYTES * max_characters
-    try:
-        with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
-        if len(content) > max_bytes:
-            return DocumentTooLongError(
-                f"A text must have at most {max_characters} characters, got a file of more than "
-                f"{max_bytes} bytes.",
-                "Leave it out.",
-            )
-        return content.decode("utf-8-sig")  # like the server's plain text
-    except OSError as error:
-        return InputError(f"The file cannot be read ({error.strerror}).", "Check it.")
-    except UnicodeDecodeError as error:
-        return InputError(
-            f"The file is not UTF-8 at byte {error.start}.", utf8_remedy(error.object)
-        )
-
-
 def _check_all_is_parquet(place: Path, files: Sequence[Path]) -> None:
     """Refuse other files, except those that begin with _ and belong to the table's writer."""
     for path in files:
@@ -266,21 +255,3 @@ def _is_of_texts(kind: pa.DataType) -> bool:
         kind = kind.value_type
     strings = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     return any(is_of(kind) for is_of in strings)
-
-
-def _shown(path: Path) -> str:
-    return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder, and broken links and links to folders, which then fail."""
-    for place, folders, names in os.walk(folder, onerror=_unreadable):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for path in (Path(place, name) for name in (*folders, *names)):
-            nowhere = path.is_symlink() and (path.is_dir() or not path.exists())
-            if (path.is_file() or nowhere) and not path.name.startswith("."):
-                yield path
-
-
-def _unreadable(error: OSError) -> None:
-    raise UsageError(f"{error.filename} cannot be read ({error.strerror}).", "Check it.")

@@ -1,9 +1,7 @@
 """The output: a row for each document, as Parquet or JSON lines."""
 
-import errno
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,8 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from aftexport.bundle.output_path import check_can_be_made
-from aftexport.errors import AftexportError, UsageError
 from aftexport.heads import Head, is_one_label
 from aftexport.heads.answer import Field
 from aftexport.heads.calibration import Calibration
@@ -22,7 +18,6 @@ from aftserve.batch.answering import Outcome
 from aftserve.model.documents import TokenAnswers
 from aftserve.settings import AnswerPolicy
 
-SUFFIXES = (".parquet", ".jsonl")
 ERROR = "error"
 _ONE_LABEL = ("label", "scores", "calibrated", "abstain")
 """The columns of one head with one label; the last two only with a calibration."""
@@ -36,11 +31,6 @@ _OF_BYTES = (
     pa.types.is_fixed_size_binary,
 )
 """Types whose values may not be UTF-8: Parquet does not check strings."""
-_REMEDIES = {
-    errno.EDQUOT: "make room there, or name another place",
-    errno.EFBIG: "raise the limit on the size of files (ulimit -f), or name another place",
-    errno.ENOSPC: "make room there, or name another place",
-}
 _SPAN = pa.struct(
     [
         pa.field("label", pa.string()),
@@ -52,21 +42,6 @@ _SPAN = pa.struct(
         pa.field("text", pa.string()),
     ]
 )
-
-
-class OutputError(AftexportError):
-    """The output cannot be written; an earlier file is unchanged."""
-
-    # The system's own text may name a temporary file.
-
-    exit_code = 1
-
-    def __init__(self, path: Path, error: OSError) -> None:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        remedy = _REMEDIES.get(error.errno or 0, "check the place, or name another")
-        super().__init__(
-            f"--output {path} cannot be written ({reason}).", f"Nothing was written: {remedy}."
-        )
 
 
 _WINDOWS = pa.struct(
@@ -217,12 +192,12 @@ class Writer:
         if self._parquet is not None:
             self._parquet.write_table(rows)
             return
-        for id, row in zip(_shown(rows["id"]), rows.drop_columns("id").to_pylist(), strict=True):
+        for id, row in zip(json_ids(rows["id"]), rows.drop_columns("id").to_pylist(), strict=True):
             line = json.dumps({"id": id} | row, ensure_ascii=False, default=str, allow_nan=False)
             self._lines.write(line + "\n")
 
 
-def _shown(ids: pa.ChunkedArray) -> list[Any]:
+def json_ids(ids: pa.ChunkedArray) -> list[Any]:
     """Convert ids to JSON values; every id can be converted, so that no run fails for its ids."""
     # Bytes that are not UTF-8 become ``\x`` and two digits, and NaN and infinity become null.
     kind = ids.type.value_type if pa.types.is_dictionary(ids.type) else ids.type
@@ -244,17 +219,6 @@ def _plain(value: Any) -> Any:
         case dict():
             return {name: _plain(part) for name, part in value.items()}
     return value
-
-
-def check_output(path: Path, place: Path) -> None:
-    """Check that an output has a known format, can be made, and is not part of the input."""
-    if path.suffix not in SUFFIXES:
-        raise UsageError(f"--output must end in .parquet or .jsonl, got {path}.", "Rename it.")
-    if path.is_dir():
-        raise UsageError(f"--output {path} is a folder.", "Name a file in it.")
-    if path.resolve().is_relative_to(place.resolve()):
-        raise UsageError(f"--output {path} lies in the input.", "Name another place.")
-    check_can_be_made("--output", path)
 
 
 def _token_types(head: Head) -> Mapping[Field, pa.DataType]:

@@ -1,14 +1,11 @@
 """A batch run: from a folder of documents to a file of answers."""
 
 import logging
-import os
-import re
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 from rich.console import Console
@@ -16,26 +13,18 @@ from rich.console import Console
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import AftexportError
 from aftexport.system.console import document_progress, escape
-from aftexport.system.files import is_device, replacing_file
 from aftexport.system.process import Interruption
 from aftserve.batch import documents, output
 from aftserve.batch.answering import OfflineClassifier
 from aftserve.batch.documents import Documents
+from aftserve.batch.output_file import OutputError, replacing
 from aftserve.ray.cluster import check_gpus, connected
 from aftserve.settings import Settings
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks: nothing is removed there
-    fcntl = None  # type: ignore[assignment]
 
 _OBJECT_STORE_MIB = 512
 _READERS = 1
 """CPUs that a Ray on this machine has beside the actors' CPUs, to read Parquet."""
 _MAX_DEATHS = 3
-_MAX_NAME_CHARACTERS = 32
-"""Maximum length of an output's name. The temporary file of a longer name has only its start, which
-other outputs may share."""
 
 
 class RunError(AftexportError):
@@ -192,7 +181,7 @@ def _write(
                         "Nothing was written.",
                     )
         except OSError as error:
-            raise output.OutputError(out, error) from error
+            raise OutputError(f"--output {out}", error) from error
     return failed
 
 
@@ -221,48 +210,3 @@ def _reason(error: Exception) -> str:
     """Return the last line of an error, where Ray names the original error."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"The run failed: {lines[-1].strip() if lines else type(error).__name__}"
-
-
-@contextmanager
-def replacing(out: Path) -> Iterator[Path]:
-    """Do the same as ``replacing_file``, and remove files of killed runs to the same output."""
-    # A run locks its file until the file is in its place. The system releases the lock however the
-    # process ends, so an unlocked file has no owner. If the file system has no locks, nothing is
-    # removed.
-    if fcntl is None or is_device(out):
-        with replacing_file(out) as aside:
-            yield aside
-        return
-    _remove_leftovers(out.resolve())
-    with ExitStack() as kept, replacing_file(out) as aside:
-        kept.enter_context(_locked(aside))
-        yield aside
-
-
-def _locked(file: Path) -> BinaryIO:
-    """Lock a file for as long as the returned file is open."""
-    # Another run may remove the file before it is locked; then it is made again.
-    while True:
-        opened = file.open("ab")
-        with suppress(OSError):  # the file system has no locks
-            fcntl.flock(opened, fcntl.LOCK_EX)
-        if os.fstat(opened.fileno()).st_nlink:
-            return opened
-        opened.close()
-
-
-def _remove_leftovers(out: Path) -> None:
-    if len(out.name) > _MAX_NAME_CHARACTERS:
-        return
-    beside = re.compile(rf"\.{re.escape(out.name)}\.[0-9a-f]{{16}}")
-    with suppress(OSError):
-        for file in out.parent.iterdir():
-            if beside.fullmatch(file.name) and file.is_file() and not file.is_symlink():
-                _remove_unless_locked(file)
-
-
-def _remove_unless_locked(file: Path) -> None:
-    # It may be locked, or another user's, or removed by another run.
-    with suppress(OSError), file.open("r+b") as opened:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        file.unlink()

@@ -9,14 +9,21 @@ from rich.console import Console
 from aftexport import __version__
 from aftexport.errors import AftexportError
 from aftexport.system.arguments import HELP, check_command, help_last
+from aftexport.system.completion import complete, is_completing, words_before
 from aftexport.system.console import accept_any_terminal, escape
 from aftexport.system.installation import missing_module_error
 from aftexport.system.process import exit_status
-from aftserve.cli import batch, deploy, health, key
+from aftserve.cli import batch, deploy, health, key, predict
 from aftserve.observability import tracing
 from aftserve.observability.logging import unblock_output
 
-COMMANDS = {"key": key.run, "deploy": deploy.run, "batch": batch.run, "health": health.run}
+COMMANDS = {
+    "key": key.run,
+    "deploy": deploy.run,
+    "batch": batch.run,
+    "predict": predict.run,
+    "health": health.run,
+}
 """The subcommands; other words start the server. Write ./key for a bundle with such a name."""
 _SERVE = "serve"
 """A word that may stand before the bundle. Write ./serve for a bundle with this name."""
@@ -25,6 +32,7 @@ _OF_AFTEXPORT = ("bench", "build", "calibrate", "demo", "fuse", "inspect", "unfu
 _NEAR = {
     **{word: f"aftexport {word}" for word in _OF_AFTEXPORT},
     **dict.fromkeys(("run", "start", "server"), "aftserve BUNDLE"),
+    **dict.fromkeys(("infer", "classify"), "aftserve predict BUNDLE FILE"),
     **dict.fromkeys(("export", "convert"), "aftexport MODEL --to onnx"),
     "version": "aftserve --version",
 }
@@ -37,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     The server's status is 0 if it was stopped and 1 if it failed. It is 2 if the bundle or a
     setting cannot be used, and 130 if the command was interrupted before it served.
     """
+    if is_completing():
+        _complete(words_before())
     words = _command_first(help_last(sys.argv[1:] if arguments is None else arguments))
     if words == ["--version"]:
         print(f"aftserve {__version__}")
@@ -80,6 +90,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         errors.print(f"[bold red]error:[/] {escape(missing.problem)}\n  {escape(missing.remedy)}")
         return missing.exit_code
+
+
+def _complete(words: list[str]) -> None:
+    """Complete a command line in the shell, after some words."""
+    if words and words[0] in COMMANDS:
+        COMMANDS[words[0]]([])  # completes when it has its parser
+    from aftserve.cli.setting_help import setting_parser
+
+    complete(setting_parser(), COMMANDS)
 
 
 def _command_first(words: list[str]) -> list[str]:

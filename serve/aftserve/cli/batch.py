@@ -32,7 +32,7 @@ def _parse(words: Sequence[str]) -> Namespace:
     add = parser.add_argument
     add("bundle", metavar="BUNDLE", help="a folder written by aftexport")
     add("input", type=path, metavar="INPUT", help="a folder of texts, or Parquet")
-    add("--output", type=path, required=True, metavar="OUT", help="a .parquet or .jsonl file")
+    add("-o", "--output", type=path, required=True, metavar="OUT", help="a .parquet or .jsonl file")
     add("--text", metavar="COLUMN", help="column of texts (default: text)")
     add("--id", metavar="COLUMN", help="column of ids (default: id, or the number of the row)")
     add("--long-documents", metavar="POLICY",
@@ -55,8 +55,13 @@ def run(words: Sequence[str]) -> int:
 
     from rich.console import Console
 
+    from aftexport.system.installation import check_installed
     from aftexport.system.process import usable_cores
-    from aftserve.batch import documents, output
+
+    check_installed("ray")  # before the import of pyarrow, which another extra brings too
+
+    from aftserve.batch import documents
+    from aftserve.batch.output_file import check_output
     from aftserve.batch.run import run as classify
     from aftserve.ray.cluster import resolve
     from aftserve.settings import Settings
@@ -72,7 +77,7 @@ def run(words: Sequence[str]) -> int:
     if settings.threads is None and address is None:
         threads = max(1, usable_cores() // options.actors)
         settings = settings.model_copy(update={"threads": threads})
-    output.check_output(options.output, options.input)
+    check_output(options.output, [options.input], (".parquet", ".jsonl"))
     found = documents.find(options.input, text=options.text, id=options.id)
     console = Console(stderr=True, emoji=False)
     try:

@@ -18,6 +18,7 @@ COMMANDS = {
     "deploy": "serve a bundle from several processes or machines with Ray Serve",
     "health": "ask a server on this machine for its health",
     "key": "make an API key",
+    "predict": "classify files and tables of documents in this process",
 }
 """The commands beside serving, and their effects."""
 GROUPS: Mapping[str, Mapping[str, str | None]] = {
@@ -92,7 +93,14 @@ interrupted before it served.
 
 def print_help() -> None:
     """Print the help."""
+    parser = setting_parser(has_commands=True)
+    parser.print_help()
+
+
+def setting_parser(*, has_commands: bool = False) -> ArgumentParser:
+    """Return a parser of the settings, after the bundles or with a line for each command."""
     parser = ArgumentParser(
+        prog="aftserve",
         usage=_USAGE,
         description=_DESCRIPTION,
         epilog=_EPILOG,
@@ -100,8 +108,10 @@ def print_help() -> None:
         add_help=False,
     )
     commands = parser.add_argument_group("commands, each with its own --help")
-    for name, effect in COMMANDS.items():
+    for name, effect in COMMANDS.items() if has_commands else ():
         commands.add_argument(name, metavar=name, help=effect)
+    if not has_commands:
+        parser.add_argument("bundles", nargs="*")
     for title, names in GROUPS.items():
         group = parser.add_argument_group(title)
         for name, word in names.items():
@@ -109,7 +119,7 @@ def print_help() -> None:
             group.add_argument(
                 f"--{name.replace('_', '-')}", help=_help(field), **_form(field, word)
             )
-    parser.print_help()
+    return parser
 
 
 def _form(field: FieldInfo, word: str | None) -> dict[str, Any]:

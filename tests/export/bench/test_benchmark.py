@@ -149,7 +149,7 @@ def test_command_prints_and_writes_measurements(
     monkeypatch.setenv("COLUMNS", "200")
     before = listing(bundle_folder)
     record = tmp_path / "bench.json"
-    words = ["bench", bundle_folder, *FEW, "--model", checkpoint_file, "--json", record]
+    words = ["bench", bundle_folder, *FEW, "--model", checkpoint_file, "--output", record]
     outcome = run_here(words, capsys)
     assert outcome.code == 0, outcome.err
     for said in ("onnxruntime", "portable", "torch", "tokens a second", "AftSimple", "share"):
@@ -186,7 +186,7 @@ def test_benchmark_reports_busy_machine(
 
     monkeypatch.setattr("aftexport.bench.benchmark.sample", sample)
     record = tmp_path / "bench.json"
-    outcome = run_here(["bench", bundle_folder, *FEW, "--json", record], capsys)
+    outcome = run_here(["bench", bundle_folder, *FEW, "--output", record], capsys)
     assert ("One call took 2.0 times the median" in outcome.out) is is_busy
     rows = json.loads(record.read_text("utf-8"))["rows"]
     assert {(row["seconds"], row["slowest_seconds"]) for row in rows} == {(1.0, slowest)}
@@ -284,7 +284,7 @@ def test_failing_length_keeps_other_lengths(tmp_path: Path, capsys: Capture) -> 
     ]
     assert run_here(words, capsys).code == 0
     changed_manifest(path, {"max_tokens": 99})
-    outcome = run_here(["bench", resealed(path), *FEW, "--json", record], capsys)
+    outcome = run_here(["bench", resealed(path), *FEW, "--output", record], capsys)
     assert outcome.code == 1, outcome.err
     assert "failed: onnxruntime with 40 tokens: " in outcome.out
     assert "out of data bounds" in outcome.out

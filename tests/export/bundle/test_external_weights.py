@@ -104,6 +104,6 @@ def test_report_through_link_is_refused(
     folder = of_links(bundle_folder, "cache", tmp_path)
     before = listing(tmp_path)
     for place in (folder / name, (folder / name).resolve()):
-        for option in ("--json", "--report"):
+        for option in ("--output", "--report"):
             assert_refused(run_here(["verify", folder, option, place], capsys), option)
     assert listing(tmp_path) == before

@@ -83,11 +83,29 @@ def test_budget_splits_documents(head: Head) -> None:
     found = calibrate("logits", sample, budget=0.05)
     threshold = found.calibration.threshold
     assert threshold is not None
-    assert found.calibration.documents == 2000
-    assert threshold.documents == 4000
+    assert threshold.fit is not None
+    assert (threshold.fit.documents, threshold.documents) == (2000, 4000)
     assert threshold.error_bound <= 0.05
     assert threshold.abstained == pytest.approx(1 - threshold.answered / 4000)
     assert 0 < threshold.answered < 4000
+
+
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: head.task)
+def test_budget_costs_no_accuracy(head: Head) -> None:
+    """The probabilities are fitted on all documents, with and without a budget."""
+    shape = {"log_temperature": -0.3, "slope": 0.07, "spread": 6.0}
+    sample, posterior = draw(np.random.default_rng(8), head, 600, **shape)
+    found, without = (calibrate("logits", sample, budget) for budget in (0.2, None))
+    assert found.calibration.threshold is not None
+    assert found.calibration.model_copy(update={"threshold": None}) == without.calibration
+    np.testing.assert_array_equal(found.after, without.after)
+    fit = found.calibration.threshold.fit
+    assert fit is not None
+    errors = [
+        np.abs(one.scores(head, sample.logits, sample.tokens) - posterior).mean()
+        for one in (found.calibration, fit)
+    ]
+    assert errors[0] < errors[1]
 
 
 def test_hopeless_budget_is_refused() -> None:

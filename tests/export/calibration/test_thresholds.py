@@ -11,7 +11,7 @@ from scipy.stats import binom, binomtest
 
 from aftexport.calibration.calibrate import (
     NoThresholdError,
-    choose,
+    calibrate,
     choose_threshold,
     ordered_thresholds,
     upper_bound,
@@ -24,7 +24,7 @@ from aftexport.calibration.fit import (
     fit_count,
 )
 from aftexport.heads import Head
-from aftexport.heads.calibration import Threshold, confidences, scaled
+from aftexport.heads.calibration import Threshold, confidences
 
 RUNS = 100
 
@@ -48,13 +48,14 @@ def test_budget_holds_on_new_documents(head: Head) -> None:
 def answered_by(sample: Sample, new: Sample, budget: float) -> NDArray[np.bool_] | None:
     """Return which new documents are answered; None if no threshold keeps the budget."""
     try:
-        choice = choose("logits", sample, budget)
+        threshold = calibrate("logits", sample, budget).calibration.threshold
     except NoThresholdError:
         return None
-    assert choice.threshold is not None
-    scores = new.head.scores(scaled(choice.scalings, new.logits, new.tokens))
-    answered = confidences(new.head, new.logits, scores) >= choice.threshold.confidence
-    assert choice.threshold.abstained == pytest.approx(1 - answered.mean(), abs=0.12)
+    assert threshold is not None
+    assert threshold.fit is not None
+    scores = threshold.fit.scores(new.head, new.logits, new.tokens)
+    answered = confidences(new.head, new.logits, scores) >= threshold.confidence
+    assert threshold.abstained == pytest.approx(1 - answered.mean(), abs=0.12)
     return np.asarray(answered)
 
 

@@ -56,7 +56,7 @@ HELP = {
     ("calibrate", "--help"): ("BUNDLE", "--data", "--error-budget", "--out", "--force", "--dry-run",
                               "labels", "Exit status"),
     ("bench", "--help"): ("BUNDLE", "--lengths", "--engine", "--threads", "--rounds", "--against",
-                          "--model", "--factory", "--json", "Exit status"),
+                          "--model", "--factory", "--json", "--output", "Exit status"),
     ("demo", "--help"): ("--mechanism", "--data"),
     ("--version",): (__version__,),
 }  # fmt: skip
@@ -526,3 +526,13 @@ def test_missing_model_is_no_mistyped_command(
     outcome = run_here(["model.pt", "--to", "onnx"], capsys)
     assert outcome.code == 2
     assert "Write aftexport" not in outcome.err
+
+
+@pytest.mark.parametrize("command", [["verify"], ["bench", "--lengths", "5", "--rounds", "1"]])
+def test_json_is_only_output(
+    command: list[str], bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*command, bundle_folder, "--json", "-o", tmp_path / "results.json"]
+    outcome = run_here(words, capsys)
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out) == json.loads((tmp_path / "results.json").read_text("utf-8"))

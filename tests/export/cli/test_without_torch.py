@@ -25,7 +25,7 @@ sys.modules["torch"] = None
 """
 RUN = {
     "inspect": ["inspect", "model.bundle"],
-    "verify": ["verify", "model.bundle", "--report", "parity.html", "--json", "parity.json"],
+    "verify": ["verify", "model.bundle", "--report", "parity.html", "--output", "parity.json"],
     "bench": ["bench", "model.bundle", "--lengths", "64", "--rounds", "1"],
     "calibrate": ["calibrate", "model.bundle", "--data", "labelled.jsonl", "--dry-run"],
     "fuse": ["fuse", "model.onnx", "fused.onnx", "--report", "fused.json"],

@@ -39,7 +39,7 @@ def test_inspect_and_bench_show_methods(int8_bundle: Path, capsys: Capture) -> N
         width = choice.products.removeprefix("encoder_")
         assert choice == choose("int8", int(width))
     results = int8_bundle.with_suffix(".json")
-    bench = ["bench", int8_bundle, "--lengths", "16", "--rounds", "1", "--json", results]
+    bench = ["bench", int8_bundle, "--lengths", "16", "--rounds", "1", "--output", results]
     for words in (["inspect", int8_bundle], bench):
         shown = run_here(words, capsys).out
         for choice in choices:

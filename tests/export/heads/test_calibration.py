@@ -14,6 +14,7 @@ from aftexport.heads import (
 )
 from aftexport.heads.calibration import (
     Calibration,
+    FittedScalings,
     Scaling,
     confidences,
 )
@@ -69,6 +70,25 @@ def test_answer_gets_calibrated_scores(above: float | None, abstain: bool | None
     wanted = dict(zip(KIND.labels, KIND.scores(row / 2).tolist(), strict=True))
     assert answer.calibrated == pytest.approx(wanted)
     assert plain.calibrated is plain.abstain is None
+
+
+def test_threshold_has_scalings_of_its_own() -> None:
+    row = np.array([4.0, 2.0, 0.0])
+    found = calibration(Scaling(log_temperature=np.log(2)), above=0.7)
+    assert found.threshold is not None
+
+    def with_fit(*scalings: Scaling) -> Calibration:
+        fit = FittedScalings(scalings=scalings, min_tokens=1, max_tokens=9, documents=3)
+        assert found.threshold is not None
+        threshold = found.threshold.model_copy(update={"fit": fit})
+        return found.model_copy(update={"threshold": threshold})
+
+    sure = with_fit(Scaling(log_temperature=0.0)).applied(KIND, KIND.answer(row), row, 100)
+    unsure = found.applied(KIND, KIND.answer(row), row, 100)
+    assert sure.calibrated == unsure.calibrated
+    assert (sure.abstain, unsure.abstain) == (False, True)
+    wide = with_fit(*[Scaling(log_temperature=0.0)] * 2)
+    assert wide.problem_for(KIND) == "scalings: expected 1, got 2"
 
 
 @pytest.mark.parametrize(

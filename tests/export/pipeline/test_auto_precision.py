@@ -219,7 +219,7 @@ def test_bundle_explains_chosen_precision(
     assert title.strip().removeprefix("precision").strip() in page
     assert "precision of nodes" in shown
     assert manifest.node_precisions[0].node in shown
-    outcome = run_here(["verify", out, "--json", tmp_path / "p.json"], capsys)
+    outcome = run_here(["verify", out, "--output", tmp_path / "p.json"], capsys)
     assert outcome.code == 0
     record = json.loads((tmp_path / "p.json").read_text("utf-8"))
     assert record["tolerance"]["bound"] == 2e-3

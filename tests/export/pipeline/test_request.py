@@ -172,7 +172,7 @@ def test_names_outside_unicode_work(checkpoint_file: Path, tmp_path: Path) -> No
     assert exported.code == 0, exported.err
     again = folder / os.fsdecode(b"\xe4.bundle")
     (folder / "model.bundle").rename(again)
-    bench = ["bench", again.name, "--lengths", "9", "--rounds", "1", "--json", "times.json"]
+    bench = ["bench", again.name, "--lengths", "9", "--rounds", "1", "--output", "times.json"]
     timed = run_python("-m", "aftexport", *bench, cwd=folder)
     assert timed.code == 0, timed.err
     assert json.loads((folder / "times.json").read_text("utf-8"))["bundle"] == again.name

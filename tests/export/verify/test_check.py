@@ -129,7 +129,7 @@ def test_documents_are_compared_with_pytorch(
     words: list[str | Path] = ["verify", bundle_folder, "--model", checkpoint_file]
     words += ["--data", tmp_path / "docs.jsonl", "--lengths", "3,77"]
     page, json_file = tmp_path / "new" / "p.html", tmp_path / "other" / "p.json"
-    outcome = run_here([*words, "--json", json_file, "--report", page], capsys)
+    outcome = run_here([*words, "--output", json_file, "--report", page], capsys)
     assert outcome.code == 0, outcome.err
     record = json.loads(json_file.read_text("utf-8"))
     assert (record["verdict"], record["passed"]) == ("Ship", True)
@@ -149,7 +149,7 @@ def test_the_stored_outputs_need_no_torch(bundle_folder: Path, tmp_path: Path) -
         bundle_folder,
         "--report",
         tmp_path / "p.html",
-        "--json",
+        "--output",
         tmp_path / "p.json",
     ]
     outcome = without(["torch", "onnxscript"], "aftexport", *words, cwd=tmp_path)
@@ -228,7 +228,7 @@ def test_altered_bundle_fails_against_pytorch(
 ) -> None:
     altered(bundle_copy)
     words = ["verify", bundle_copy, "--model", checkpoint_file, "--lengths", "9"]
-    outcome = run_here([*words, "--json", tmp_path / "p.json"], capsys)
+    outcome = run_here([*words, "--output", tmp_path / "p.json"], capsys)
     assert outcome.code == 1
     assert "Do not ship." in outcome.out
     record = json.loads((tmp_path / "p.json").read_text("utf-8"))
@@ -243,7 +243,7 @@ def test_content_from_elsewhere_is_noted(
 ) -> None:
     """The report notes what does not come from the model file."""
     words = ["verify", bundle_copy, "--model", checkpoint_file]
-    outcome = run_here([*words, "--json", tmp_path / "whole.json"], capsys)
+    outcome = run_here([*words, "--output", tmp_path / "whole.json"], capsys)
     assert outcome.code == 0, outcome.err
     assert json.loads((tmp_path / "whole.json").read_text("utf-8"))["notes"] == []
 
@@ -257,7 +257,9 @@ def test_content_from_elsewhere_is_noted(
     golden = safetensors.numpy.load_file(bundle_copy / "golden.safetensors")
     golden["model/long/output/logits"] += 1
     safetensors.numpy.save_file(golden, bundle_copy / "golden.safetensors")
-    run_here([*words[:1], resealed(bundle_copy), *words[2:], "--json", tmp_path / "p.json"], capsys)
+    run_here(
+        [*words[:1], resealed(bundle_copy), *words[2:], "--output", tmp_path / "p.json"], capsys
+    )
     notes = json.loads((tmp_path / "p.json").read_text("utf-8"))["notes"]
     assert [
         word for note in notes for word in ("labels", "tokenizer", "'long'") if word in note
@@ -278,18 +280,18 @@ def test_report_never_replaces_its_subject(
     before = listing(tmp_path)
     for option, path in (
         ("--report", bundle_copy / "model.onnx"),
-        ("--json", bundle_copy / "more.json"),
+        ("--output", bundle_copy / "more.json"),
         ("--report", model),
-        ("--json", tmp_path),
-        ("--json", model / "below.json"),
+        ("--output", tmp_path),
+        ("--output", model / "below.json"),
     ):
         words = ["verify", bundle_copy, "--model", model, option, path]
         assert_refused(run_here(words, capsys), option)
-    words = ["verify", bundle_folder, "--json", bundle_copy / "parity.json"]
+    words = ["verify", bundle_folder, "--output", bundle_copy / "parity.json"]
     assert_refused(run_here(words, capsys), "lies in the bundle copy.bundle")
     same = tmp_path / "same.html"
-    words = ["verify", bundle_copy, "--report", same, "--json", same]
-    assert_refused(run_here(words, capsys), "--report and --json are both")
-    words = ["bench", bundle_copy, "--lengths", "5", "--json", bundle_copy / "model.onnx"]
-    assert_refused(run_here(words, capsys), "--json")
+    words = ["verify", bundle_copy, "--report", same, "--output", same]
+    assert_refused(run_here(words, capsys), "--report and --output are both")
+    words = ["bench", bundle_copy, "--lengths", "5", "--output", bundle_copy / "model.onnx"]
+    assert_refused(run_here(words, capsys), "--output")
     assert listing(tmp_path) == before

@@ -201,7 +201,7 @@ def test_command_names_layer_and_cause(
     rewrite(model, "head.bias", lambda array: array + 1)
     onnx.save(model, bundle_copy / "model.onnx")
     words = ["verify", resealed(bundle_copy), "--model", checkpoint_file, "--layers"]
-    words += ["--json", tmp_path / "p.json", "--report", tmp_path / "p.html"]
+    words += ["--output", tmp_path / "p.json", "--report", tmp_path / "p.html"]
     outcome = run_here(words, capsys)
     assert outcome.code == 1
     assert "first tensor out of tolerance" in outcome.out

@@ -86,12 +86,14 @@ def test_invalid_arguments_are_refused_without_ray(
     assert_refused(commands.Outcome(code, captured.out, captured.err), message)
 
 
-@pytest.mark.parametrize("module", ["ray", "pyarrow"])
-def test_missing_package_names_the_extra(module: str, bundle_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("module", "extra"), [("ray", "ray"), ("pyarrow", "parquet")])
+def test_missing_package_names_the_extra(
+    module: str, extra: str, bundle_folder: Path, tmp_path: Path
+) -> None:
     write_texts(["a"], tmp_path / "documents")
     words = ("batch", bundle_folder, "documents", "--output", "out.jsonl")
     outcome = without([module], "aftserve", *words, cwd=tmp_path)
-    assert_refused(outcome, f"needs {module}", install_command("ray"))
+    assert_refused(outcome, f"needs {module}", install_command(extra))
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import pytest
 from commands import environment
 
 from aftexport.system.files import replacing_file
-from aftserve.batch.run import replacing
+from aftserve.batch.output_file import replacing
 
 WRITING = """
 import sys
 from pathlib import Path
-from aftserve.batch.run import replacing
+from aftserve.batch.output_file import replacing
 
 with replacing(Path(sys.argv[1])) as aside:
     aside.write_text("half")

@@ -21,6 +21,7 @@ let answered = ""; // the document whose answer is shown
 let answeredBody = ""; // the request with that document
 let bundle = null; // digest of the bundle whose description is shown
 let hasEvidence = true; // whether the model has evidence for its answers
+let tokensPerCharacter = 0; // of the last answered document; 0 before the first answer
 let maxBytes = Infinity; // maximum bytes of a request
 
 /** A failure, which the page shows in place of an answer. */
@@ -113,6 +114,7 @@ async function classify() {
     if (answer.bundle !== bundle) await describe(); // another bundle may have other heads
     if (current !== pending) return;
     answeredBody = body;
+    if (content) tokensPerCharacter = answer.tokens_total / content.length;
     showAnswer(answer, reason, content, seconds);
     showProgram(query, body, key.value.trim() !== "", answer);
   } catch (error) {
@@ -303,7 +305,23 @@ async function take(files) {
   }
 }
 
-const sized = () => { byId("size").textContent = `Length: ${NUMBER.format((fileText ?? text.value).length)}.`; };
+/** Show the length of the document, and an estimate of its tokens: only an answer counts them. */
+function sized() {
+  const { length } = fileText ?? text.value;
+  const estimate = ` About ${tokens(Math.round(length * tokensPerCharacter))}, as many for each character as in the last answer.`;
+  byId("size").textContent = `Length: ${NUMBER.format(length)}.${tokensPerCharacter ? estimate : ""}`;
+}
+
+/** Keep the text for a reload of this tab, or take the text that was kept. */
+function keepText(isLeaving) {
+  const place = `text ${location.pathname}`;
+  try {
+    if (isLeaving) sessionStorage.setItem(place, text.value);
+    else text.value ||= sessionStorage.getItem(place) ?? "";
+  } catch {
+    // The browser allows no storage, or not for so long a text.
+  }
+}
 
 text.addEventListener("input", () => {
   fileText = null;
@@ -344,4 +362,7 @@ addEventListener("drop", (event) => {
   take(event.dataTransfer.files);
 });
 
+addEventListener("pagehide", () => keepText(true));
+keepText(false);
+if (text.value) sized();
 describe();

@@ -90,6 +90,7 @@ function checkFinite(values, names) {
 
 function parseCsv(text, names, maxSteps) {
   const lines = text.replace(/^\ufeff/, "").split(/\r?\n/).filter((line) => line.trim());
+  if (lines[0]?.includes(";")) throw new Error("Expected commas between the columns, got semicolons. Save the file as CSV with commas.");
   const titles = lines[0]?.split(",").map((title) => title.trim().replace(/^"(.*)"$/, "$1")) ?? [];
   const hasTitles = titles.some((title) => title !== "" && Number.isNaN(Number(title)));
   if (hasTitles && titles.join() !== names.join()) {

@@ -229,3 +229,18 @@ def test_long_document_has_command_with_file(address: str, page: Page) -> None:
     page.goto(address)
     classify(page, "a" * 40_000)
     expect(page.locator("#command")).to_contain_text("--json @request.json")
+
+
+def test_text_survives_reload(address: str, page: Page) -> None:
+    """Also the estimate of tokens is shown only after an answer has counted some."""
+    page.goto(address)
+    page.fill("#text", ORDINARY)
+    expect(page.locator("#size")).to_have_text(f"Length: {len(ORDINARY)}.")
+    page.reload()
+    expect(page.locator("#text")).to_have_value(ORDINARY)
+    answer = classify(page, ORDINARY)
+    page.fill("#text", ORDINARY * 2)
+    wanted = round(2 * answer["tokens_total"])
+    expect(page.locator("#size")).to_contain_text(f"About {wanted:,} tokens")
+    page.reload()
+    expect(page.locator("#text")).to_have_value(ORDINARY * 2)

@@ -109,6 +109,7 @@ BAD: dict[str, tuple[str, bytes, str]] = {
         b"north,east,depth,speed\n1,2,3,4\n",
         "Expected the columns north, east, speed",
     ),
+    "semicolons": ("a.csv", b"1,5;2,5;3;4\n", "commas between the columns, got semicolons"),
     "steps": ("a.csv", b"1,2,3,4\n" * (MAX_TOKENS + 1), "at most 100,000 steps, got 100,001"),
     "rows": (
         "a.csv",
