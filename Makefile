@@ -27,8 +27,8 @@ endif
 SYSTEM_PACKAGES := binutils ccache chromium clang curl g++ python3-venv
 
 .PHONY: demo test test-prerequisites test-all test-docs test-versions test-lower help system-packages test-native \
-  native-aarch64 test-cuda cuda cuda-mutations cuda-table gpu-check gpu-roofline wheels sdist wheel-x86_64 wheel-aarch64 \
-  cuda-wheel check-wheels bench bench-model bench-encoders bench-documents bench-quick bench-record models docs reference load \
+  test-kernel native-aarch64 test-cuda cuda cuda-mutations cuda-table gpu-check gpu-roofline wheels sdist wheel-x86_64 \
+  wheel-aarch64 cuda-wheel check-wheels bench bench-model bench-encoders bench-documents bench-quick bench-record models docs reference load \
   soak lint format clean
 
 ## Try it
@@ -120,6 +120,13 @@ native-%: $(VENV)/installed
 	  -DAFT_EMULATE_AMX=$(if $(findstring address,$*),$(EMULATE_AMX),OFF)
 	$(BIN)/cmake --build build/native/$* --parallel 2 --target native_tests
 	$(BIN)/ctest --test-dir build/native/$* --parallel 2 --output-on-failure
+
+# K=aft_simple: only the tests with this word in their name, such as AftSimple; -k ignores case.
+K ?=
+KERNEL_TESTS := tests/plugins --ignore tests/plugins/cuda --ignore tests/plugins/tensorrt \
+  $(addprefix tests/export/operators/mechanisms/test_,causal_depthwise_conv.py recurrent_linear_attention.py softmax_attention.py)
+test-kernel: $(VENV)/installed  ## build what changed of the CPU kernels, and compare them with the definitions
+	$(BIN)/pytest --durations 5 -m "not slow" $(KERNEL_TESTS) $(if $(K),-k "$(K) or $(subst _,,$(K))")
 
 # With g++-aarch64-linux-gnu and qemu-user-static, as Debian calls them. An instruction set is tested on a processor that
 # has no more: cortex-a53 is the baseline, neoverse-n1 has sdot, and max has all that QEMU knows. cortex-a72 is like
@@ -315,13 +322,21 @@ help:  ## list the targets by purpose
 clean:  ## remove .venv and build
 	rm -rf $(VENV) build
 
-# The kernels are compiled as deep in build as `make test-native` and the wheels do: the paths that ccache compares are
-# relative to the folder of the build.
-$(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
+# By pip only the Python packages; the kernels are built apart, in a folder that is kept, so a change compiles one source.
+# They are compiled as deep in build as `make test-native` and the wheels do: the paths that ccache compares are relative
+# to the folder of the build. They are installed where this environment looks first.
+$(VENV)/installed: $(VENV)/packages $(NATIVE)
+	$(BIN)/cmake -S plugins -B build/kernels/cpu -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
+	  -DSKBUILD_PROJECT_VERSION="$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)"
+	$(BIN)/cmake --build build/kernels/cpu --parallel 2
+	$(BIN)/cmake --install build/kernels/cpu \
+	  --prefix "$$($(BIN)/python -c 'import aftplugins; print(next(iter(aftplugins.__path__)) + "/..")')"
+	@$(BIN)/python -c 'import aftplugins; print(aftplugins.missing("onnxruntime") or "The fused kernels are built.")'
+	touch $@
+
+$(VENV)/packages: pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "aftexport needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11"; exit 1; }
 	test -d $(VENV) || "$(PYTHON)" -m venv $(VENV)
-	rm -rf build/wheels/editable  # its paths of CMake and Ninja are those of pip's environment, which is gone
-	$(BIN)/pip install --constraint constraints.txt --config-settings build-dir=build/wheels/editable --editable '.[dev]'
-	@$(BIN)/python -c 'import aftplugins; print(aftplugins.missing("onnxruntime") or "The fused kernels are built.")'
+	$(BIN)/pip install --constraint constraints.txt --config-settings wheel.cmake=false --editable '.[dev]'
 	touch $@

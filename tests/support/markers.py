@@ -39,6 +39,7 @@ BY_MODULE = {
     "test_transformers_folders": {"slow"},
     "test_lifecycle": {"slow"},
     "test_idle": {"slow"},
+    "test_kernel_target": {"slow"},
     "test_extra_inputs": {"slow"},
     "test_connection_timeouts": {"slow"},
 }
