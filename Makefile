@@ -28,8 +28,8 @@ SYSTEM_PACKAGES := binutils ccache chromium clang curl g++ python3-venv
 
 .PHONY: demo test test-prerequisites test-all test-docs test-versions test-lower help system-packages test-native \
   test-kernel native-aarch64 test-cuda cuda cuda-mutations cuda-table gpu-check gpu-roofline wheels sdist wheel-x86_64 \
-  wheel-aarch64 cuda-wheel check-wheels bench bench-model bench-encoders bench-documents bench-quick bench-record models docs reference load \
-  soak lint format clean
+  wheel-aarch64 cuda-wheel check-wheels bench bench-model bench-encoders bench-documents bench-quick bench-record \
+  models docs reference load soak lint format clean
 
 ## Try it
 
