@@ -28,8 +28,8 @@ SYSTEM_PACKAGES := binutils ccache chromium clang curl g++ python3-venv
 
 .PHONY: demo test test-prerequisites test-all test-docs test-versions test-lower help system-packages test-native \
   test-kernel native-aarch64 test-cuda cuda cuda-mutations cuda-table gpu-check gpu-roofline wheels sdist wheel-x86_64 \
-  wheel-aarch64 cuda-wheel check-wheels bench bench-model bench-encoders bench-documents bench-quick bench-record \
-  models docs reference load soak lint format clean
+  wheel-aarch64 wheel-pure cuda-wheel check-wheels bench bench-model bench-encoders bench-documents bench-quick \
+  bench-record models docs reference load soak lint format clean
 
 ## Try it
 
@@ -202,16 +202,21 @@ FOR_x86_64 := $(DEFINE)CMAKE_CXX_COMPILER=c++
 FOR_aarch64 := $(DEFINE)CMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ $(DEFINE)CMAKE_SYSTEM_NAME=Linux \
   $(DEFINE)CMAKE_SYSTEM_PROCESSOR=aarch64
 
-wheels: sdist wheel-x86_64 wheel-aarch64  ## the source archive and the wheels of both processors, in dist
+wheels: sdist wheel-x86_64 wheel-aarch64 wheel-pure  ## the source archive and the three wheels, in dist
 
 sdist: $(VENV)/installed
 	rm -f dist/aftexport-*.tar.gz
 	$(BUILD) --sdist --outdir dist
 
 wheel-x86_64 wheel-aarch64: wheel-%: $(VENV)/installed
-	rm -rf build/wheels/$* dist/aftexport-*_$*.whl dist/aftexport-*-any.whl
+	rm -rf build/wheels/$* dist/aftexport-*_$*.whl
 	_PYTHON_HOST_PLATFORM=manylinux_2_28-$* $(BUILD) --wheel --outdir dist -C build-dir=build/wheels/$* \
 	  $(DEFINE)AFT_MANYLINUX=ON $(FOR_$*)
+
+# Without kernels, for macOS and Windows; on Linux, pip prefers one of the others.
+wheel-pure: $(VENV)/installed
+	rm -f dist/aftexport-*-any.whl
+	$(BUILD) --wheel --outdir dist -C wheel.cmake=false
 
 # The libraries of `make cuda`, linked again.
 cuda-wheel: cuda  ## the wheel aftexport-cuda with the CUDA kernels and TensorRT plugins, in dist
