@@ -27,9 +27,9 @@ endif
 SYSTEM_PACKAGES := binutils ccache chromium clang curl g++ python3-venv
 
 .PHONY: demo test test-prerequisites test-all test-docs test-versions test-lower help system-packages test-native \
-  native-aarch64 test-cuda cuda cuda-mutations cuda-table gpu-check gpu-roofline wheels sdist wheel-x86_64 wheel-aarch64 \
-  cuda-wheel check-wheels bench bench-model bench-encoders bench-documents bench-quick bench-record models docs reference load \
-  soak lint format clean
+  test-kernel native-aarch64 test-cuda cuda cuda-mutations cuda-table gpu-check gpu-roofline wheels sdist wheel-x86_64 \
+  wheel-aarch64 wheel-pure cuda-wheel check-wheels bench bench-model bench-encoders bench-documents bench-quick \
+  bench-record models docs reference load soak lint format clean
 
 ## Try it
 
@@ -121,6 +121,13 @@ native-%: $(VENV)/installed
 	$(BIN)/cmake --build build/native/$* --parallel 2 --target native_tests
 	$(BIN)/ctest --test-dir build/native/$* --parallel 2 --output-on-failure
 
+# K=aft_simple: only the tests with this word in their name, such as AftSimple; -k ignores case.
+K ?=
+KERNEL_TESTS := tests/plugins --ignore tests/plugins/cuda --ignore tests/plugins/tensorrt \
+  $(addprefix tests/export/operators/mechanisms/test_,causal_depthwise_conv.py recurrent_linear_attention.py softmax_attention.py)
+test-kernel: $(VENV)/installed  ## build what changed of the CPU kernels, and compare them with the definitions
+	$(BIN)/pytest --durations 5 -m "not slow" $(KERNEL_TESTS) $(if $(K),-k "$(K) or $(subst _,,$(K))")
+
 # With g++-aarch64-linux-gnu and qemu-user-static, as Debian calls them. An instruction set is tested on a processor that
 # has no more: cortex-a53 is the baseline, neoverse-n1 has sdot, and max has all that QEMU knows. cortex-a72 is like
 # cortex-a53, and tested only without PART=1.
@@ -195,16 +202,21 @@ FOR_x86_64 := $(DEFINE)CMAKE_CXX_COMPILER=c++
 FOR_aarch64 := $(DEFINE)CMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ $(DEFINE)CMAKE_SYSTEM_NAME=Linux \
   $(DEFINE)CMAKE_SYSTEM_PROCESSOR=aarch64
 
-wheels: sdist wheel-x86_64 wheel-aarch64  ## the source archive and the wheels of both processors, in dist
+wheels: sdist wheel-x86_64 wheel-aarch64 wheel-pure  ## the source archive and the three wheels, in dist
 
 sdist: $(VENV)/installed
 	rm -f dist/aftexport-*.tar.gz
 	$(BUILD) --sdist --outdir dist
 
 wheel-x86_64 wheel-aarch64: wheel-%: $(VENV)/installed
-	rm -rf build/wheels/$* dist/aftexport-*_$*.whl dist/aftexport-*-any.whl
+	rm -rf build/wheels/$* dist/aftexport-*_$*.whl
 	_PYTHON_HOST_PLATFORM=manylinux_2_28-$* $(BUILD) --wheel --outdir dist -C build-dir=build/wheels/$* \
 	  $(DEFINE)AFT_MANYLINUX=ON $(FOR_$*)
+
+# Without kernels, for macOS and Windows; on Linux, pip prefers one of the others.
+wheel-pure: $(VENV)/installed
+	rm -f dist/aftexport-*-any.whl
+	$(BUILD) --wheel --outdir dist -C wheel.cmake=false
 
 # The libraries of `make cuda`, linked again.
 cuda-wheel: cuda  ## the wheel aftexport-cuda with the CUDA kernels and TensorRT plugins, in dist
@@ -315,13 +327,21 @@ help:  ## list the targets by purpose
 clean:  ## remove .venv and build
 	rm -rf $(VENV) build
 
-# The kernels are compiled as deep in build as `make test-native` and the wheels do: the paths that ccache compares are
-# relative to the folder of the build.
-$(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
+# By pip only the Python packages; the kernels are built apart, in a folder that is kept, so a change compiles one source.
+# They are compiled as deep in build as `make test-native` and the wheels do: the paths that ccache compares are relative
+# to the folder of the build. They are installed where this environment looks first.
+$(VENV)/installed: $(VENV)/packages $(NATIVE)
+	$(BIN)/cmake -S plugins -B build/kernels/cpu -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
+	  -DSKBUILD_PROJECT_VERSION="$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)"
+	$(BIN)/cmake --build build/kernels/cpu --parallel 2
+	$(BIN)/cmake --install build/kernels/cpu \
+	  --prefix "$$($(BIN)/python -c 'import aftplugins; print(next(iter(aftplugins.__path__)) + "/..")')"
+	@$(BIN)/python -c 'import aftplugins; print(aftplugins.missing("onnxruntime") or "The fused kernels are built.")'
+	touch $@
+
+$(VENV)/packages: pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "aftexport needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11"; exit 1; }
 	test -d $(VENV) || "$(PYTHON)" -m venv $(VENV)
-	rm -rf build/wheels/editable  # its paths of CMake and Ninja are those of pip's environment, which is gone
-	$(BIN)/pip install --constraint constraints.txt --config-settings build-dir=build/wheels/editable --editable '.[dev]'
-	@$(BIN)/python -c 'import aftplugins; print(aftplugins.missing("onnxruntime") or "The fused kernels are built.")'
+	$(BIN)/pip install --constraint constraints.txt --config-settings wheel.cmake=false --editable '.[dev]'
 	touch $@

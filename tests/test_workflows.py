@@ -91,6 +91,7 @@ def test_publish_needs_tag() -> None:
 FILES = [
     "aftexport-0.1.0.tar.gz",
     *(f"aftexport-0.1.0-py3-none-manylinux_2_28_{name}.whl" for name in ("x86_64", "aarch64")),
+    "aftexport-0.1.0-py3-none-any.whl",
     "aftexport_cuda-0.1.0-py3-none-manylinux_2_28_x86_64.whl",
 ]
 

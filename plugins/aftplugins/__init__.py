@@ -10,7 +10,9 @@ _CUDA_REMEDY = (
     "`pip install --editable`"
 )
 _REMEDIES = {
-    "onnxruntime": "install a C++ compiler and install aftexport again",
+    "onnxruntime": (
+        "install aftexport's wheel for this processor, or a C++ compiler and then the source folder"
+    ),
     "onnxruntime_cuda": _CUDA_REMEDY,
     "tensorrt": _CUDA_REMEDY,
 }

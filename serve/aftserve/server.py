@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from rich.console import Console
 
+import aftplugins
 from aftexport.bundle.bundle import TOKENIZER, Bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
+from aftexport.engines.onnxruntime.providers import PROVIDERS
 from aftexport.errors import UsageError
 from aftexport.system.console import escape, operator_table, stage
 from aftexport.system.installation import check_installed
@@ -245,6 +247,9 @@ def _load_bundle(bundle: Bundle, settings: Settings, console: Console) -> Active
     if model.classifier.engine.name == OnnxRuntimeEngine.name and not model.uses_standard_ops_only:
         operators = operator_paths(bundle.model_path, provider=settings.provider)
         console.print(operator_table(bundle.manifest.operators, operators))
+        why = aftplugins.missing(PROVIDERS[settings.provider].library)
+        if why and bundle.manifest.operators:
+            console.print(escape(why), soft_wrap=True)
     return ActiveBundle(bundle, model)
 
 

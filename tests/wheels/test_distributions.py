@@ -13,6 +13,7 @@ from auditwheel.wheel_abi import analyze_wheel_abi
 import aftexport
 from wheels.distributions import (
     DIST,
+    PURE_WHEELS,
     REPOSITORY,
     WHEELS,
     libraries,
@@ -34,6 +35,7 @@ MAX_BYTES = 100_000_000
 
 pytestmark = pytest.mark.skipif(not WHEELS, reason="dist is empty: run `make wheels`")
 each_wheel = pytest.mark.parametrize("wheel", WHEELS, ids=lambda wheel: wheel.name)
+each_content = pytest.mark.parametrize("wheel", [*WHEELS, *PURE_WHEELS], ids=lambda w: w.name)
 
 
 @each_wheel
@@ -87,7 +89,20 @@ def test_libraries_export_only_entries(wheel: Path) -> None:
         assert symbols(elf, defined=True) == ENTRIES.get(name, set())
 
 
-@each_wheel
+@pytest.mark.parametrize("wheel", PURE_WHEELS, ids=lambda wheel: wheel.name)
+def test_pure_wheel_has_python_files_only(wheel: Path) -> None:
+    """It has those of the other wheels, and suits every system."""
+    assert wheel.name == f"aftexport-{VERSION}-py3-none-any.whl"
+    inside = {name for name in names(wheel) if ".dist-info/" not in name}
+    tracked = {
+        path.partition("/")[2]
+        for path in tracked_files()
+        if re.match("export/aftexport/|plugins/aftplugins/|serve/aftserve/", path)
+    }
+    assert inside == tracked
+
+
+@each_content
 def test_wheel_has_license_and_notice(wheel: Path) -> None:
     for name in ("LICENSE", "NOTICE"):
         (inside,) = [path for path in names(wheel) if path.endswith(f".dist-info/licenses/{name}")]
@@ -95,7 +110,7 @@ def test_wheel_has_license_and_notice(wheel: Path) -> None:
     assert metadata(wheel).get_all("License-File") == ["LICENSE", "NOTICE"]
 
 
-@each_wheel
+@each_content
 def test_wheel_has_no_tests(wheel: Path) -> None:
     folders = {path.split("/")[0] for path in names(wheel)}
     assert {f for f in folders if ".dist-info" not in f} <= {"aftexport", "aftplugins", "aftserve"}

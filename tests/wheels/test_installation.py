@@ -14,7 +14,7 @@ import httpx
 import pytest
 from interpreters import VERSIONS, interpreters
 
-from wheels.distributions import DIST, REPOSITORY
+from wheels.distributions import DIST, PURE_WHEELS, REPOSITORY
 
 OWN_PACKAGES = ("aftexport", "aftplugins", "aftserve")
 MAX_INSTALL_SECONDS = 1_800
@@ -164,6 +164,23 @@ def test_wheel_runs_without_compiler(version: str, user: User, bundle_folder: Pa
     if WITH_TORCH:
         user.install(*pinned, f"{wheel}[cpu,torch]")
         export_and_fuse(user)
+
+
+@pytest.mark.skipif(not PURE_WHEELS, reason="dist has no wheel for all systems: run `make wheels`")
+def test_pure_wheel_runs_fallbacks(
+    pythons: dict[str, Path], tmp_path: Path, bundle_folder: Path
+) -> None:
+    """It serves without kernels and uvloop, as on Windows, and says that it has no kernels.
+
+    Only with TORCH=1 it exports a model of each mechanism first.
+    """
+    user = User(next(iter(pythons.values())), tmp_path, newest=UNPINNED)
+    pinned = [] if UNPINNED else ["--constraint", CONSTRAINTS]
+    user.install(*pinned, f"{PURE_WHEELS[0]}[cpu{',torch' * WITH_TORCH}]")
+    user.run("pip", "uninstall", "--yes", "uvloop")
+    bundles = [] if WITH_TORCH else [bundle_folder]
+    user.run("python", HERE / "try_pure_wheel.py", *bundles, warns=WITH_TORCH)
+    shutil.rmtree(tmp_path)
 
 
 def export_and_fuse(user: User) -> None:

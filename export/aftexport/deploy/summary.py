@@ -4,10 +4,13 @@ import json
 import shlex
 from typing import Any
 
+import onnx
+
 from aftexport.bundle.bundle import PARITY, TOKENIZER, Bundle
 from aftexport.engines.onnxruntime import operator_paths
 from aftexport.errors import BundleError
 from aftexport.heads.head import is_numbered
+from aftexport.operators.domain import DOMAIN
 from aftexport.parity import Comparison
 from aftexport.parity.report import Report
 from aftexport.system.console import path_title
@@ -37,7 +40,13 @@ def operators_sentence(bundle: Bundle, paths: dict[str, str]) -> str:
     for op_type, count in bundle.manifest.operators.items():
         groups.setdefault(path_title(paths[op_type]), []).append(f"{count} {op_type}")
     parts = [f"{', '.join(names)}, each by a {path}" for path, names in groups.items()]
-    return "; ".join(parts) or "none of aftexport's, standard ONNX only"
+    model = onnx.load(bundle.model_path, load_external_data=False)
+    own = {n.op_type for n in model.graph.node if n.domain not in ("", "ai.onnx", DOMAIN)}
+    if not parts:
+        parts = ["none of aftexport's" + ", standard ONNX only" * (not own)]
+    if own:
+        parts.append(f"{', '.join(sorted(own))} of ONNX Runtime, which other runtimes lack")
+    return "; ".join(parts)
 
 
 _EXAMPLES = {1: "A", 2: "A,B", 3: "A,B,C"}

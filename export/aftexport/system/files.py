@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shutil
+import sys
 import zipfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -44,7 +45,8 @@ def replacing_file(path: Path) -> Iterator[Path]:
 
 def _write_through(file: Path) -> None:
     """Flush a file to disk: otherwise a power failure could lose both the new and the old file."""
-    with file.open("rb") as opened:
+    mode = "r+b" if sys.platform == "win32" else "rb"  # Windows flushes only files open for writing
+    with file.open(mode) as opened:
         os.fsync(opened.fileno())
 
 

@@ -25,7 +25,8 @@ _NICENESS = 19
 def main() -> int:
     """Answer until the input ends, which is at the latest when the server ends."""
     folder, source_json, digest = sys.argv[1:]
-    os.nice(_NICENESS)
+    if sys.platform != "win32":  # Windows has no niceness
+        os.nice(_NICENESS)
     answers, sys.stdout = sys.stdout.buffer, sys.stderr  # the model's own code may print
     bundle = Bundle.open(Path(folder))
     if digest != bundle.digest:

@@ -2,6 +2,7 @@
 
 import atexit
 import ctypes
+import sys
 import threading
 from collections.abc import Callable
 
@@ -16,7 +17,10 @@ with VERSIONS.named():
 ATTRIBUTES = ("threading._shutdown", "atexit._run_exitfuncs")
 """Attributes of these parts that this module uses."""
 
+_C_LIBRARY = "ucrtbase" if sys.platform == "win32" else None
+"""The library with stdio; None for those that the process has loaded, which Windows lacks."""
+
 
 def flush_c_streams() -> None:
     """Write the output that libraries in C left in the buffers of stdio."""
-    ctypes.CDLL(None).fflush(None)
+    ctypes.CDLL(_C_LIBRARY).fflush(None)
