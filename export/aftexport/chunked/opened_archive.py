@@ -53,18 +53,24 @@ class OpenedArchive:
             EngineError: if the graph is missing or damaged, or the runtime refuses it.
         """
         model = self._read(graph)
+        if (engine := self._mapped(model)) is not None:
+            return engine
+        # If another bundle has taken the place of this one, the open file still has the weights.
+        with self._reading():
+            self._weights.load(model)
+        return self._loaded(model, None)
+
+    def _mapped(self, model: onnx.ModelProto) -> OnnxRuntimeEngine | None:
+        """Return an engine that maps the weights; None if it would map another file."""
+        if not self._weights.is_reachable:
+            return None
         try:
             engine = self._loaded(model, self._weights.path.parent)
         except EngineError:
             if self._weights.is_reachable:
                 raise
-        else:
-            if self._weights.is_reachable:
-                return engine
-        # Another bundle has taken the place of this one, whose open file still has the weights.
-        with self._reading():
-            self._weights.load(model)
-        return self._loaded(model, None)
+            return None
+        return engine if self._weights.is_reachable else None
 
     def _loaded(self, model: onnx.ModelProto, folder: Path | None) -> OnnxRuntimeEngine:
         return OnnxRuntimeEngine(

@@ -24,7 +24,7 @@ from aftexport.engines.cast_graph import has_bfloat16
 from aftexport.errors import EngineError
 from aftexport.parity import stock_child
 from aftexport.parity.comparison import Comparison, compare
-from aftexport.system.onnx_files import files_beside
+from aftexport.system.onnx_files import files_beside, is_unicode
 
 SUBJECT = "model in a stock session"
 _MAX_TOKENS = 2048
@@ -100,13 +100,14 @@ def _run(model: Path, cases: Sequence[Case], seconds: float) -> list[dict[str, A
 
 
 def _unlinked(model: Path, folder: Path) -> Path:
-    """Return a path of the model for runtimes that do not follow links to weights.
+    """Return a path of the model for runtimes that neither follow links nor open any name.
 
-    The empty folder gets hard links to linked files, or copies of them.
+    The empty folder gets hard links to such files, or copies of them.
     """
     names = files_beside(onnx.load(model, load_external_data=False))
     files = [model.parent / name for name in names]
-    if not names or not any(file.is_symlink() for file in (model, *files)):
+    is_linked = any(file.is_symlink() for file in (model, *files))
+    if not names or (is_unicode(model.resolve()) and not is_linked):
         return model.resolve()
     for file in (model, *files):
         target = folder / file.name

@@ -141,10 +141,10 @@ class OpenedWeights:
     def is_reachable(self) -> bool:
         """Whether a runtime that opens the path gets this file."""
         try:
-            str(self.path).encode()  # the runtime only takes paths in UTF-8
-            return os.path.samestat(self.path.stat(), os.fstat(self._file))
-        except (OSError, UnicodeEncodeError):
+            is_same = os.path.samestat(self.path.stat(), os.fstat(self._file))
+        except OSError:
             return False
+        return is_same and is_unicode(self.path)
 
     def locate(self, model: onnx.ModelProto) -> None:
         """Let the weights of a model refer to the path; raise ValueError if they lie elsewhere."""
@@ -172,6 +172,15 @@ class OpenedWeights:
         for tensor, offset, length in extents:
             with mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) as view:
                 _inline(tensor, view[offset : offset + length])
+
+
+def is_unicode(path: Path) -> bool:
+    """Return whether runtimes can open a path: names on Linux may have any bytes."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def without_links(path: Path) -> tuple[onnx.ModelProto, Path] | None:

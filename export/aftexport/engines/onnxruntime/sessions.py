@@ -18,7 +18,7 @@ from aftexport.errors import EngineError, UsageError
 from aftexport.operators.domain import DOMAIN
 from aftexport.operators.portable_bodies import choose_kernels
 from aftexport.system.contract import EXPLAINED, largest
-from aftexport.system.onnx_files import read_model, without_links
+from aftexport.system.onnx_files import is_unicode, read_model, without_links
 from aftexport.system.process import usable_cores
 
 _MAX_THREADS = 1024
@@ -187,9 +187,7 @@ def _source(model: Path, options: onnxruntime.SessionOptions) -> str | bytes:
     """Return the path, or the serialized model if the runtime cannot open the path."""
     # The runtime only takes paths in UTF-8, and only weights within the model's folder.
     path = str(model)
-    try:
-        path.encode()
-    except UnicodeEncodeError:  # file names on Linux may contain any bytes
+    if not is_unicode(model):
         return bytes(read_model(model).SerializeToString())
     try:
         without = without_links(model)
