@@ -26,8 +26,8 @@ ARABIC = (
 ENGLISH = ("a long document", "The invoice is due on Friday, 3 May.", "x " * 200)
 
 
-def run(folder: Path, script: str, path: Path) -> None:
-    """Run a guide's commands in a folder, with a package on the path."""
+def run(folder: Path, script: str, path: Path) -> str:
+    """Run a guide's commands in a folder, with a package on the path; return what they print."""
     programs = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
@@ -38,6 +38,7 @@ def run(folder: Path, script: str, path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def commands(page: str, pattern: str) -> str:
@@ -79,7 +80,8 @@ def test_onnx_file_answers_like_its_package(
     page, package = "docs/how-to/onnx-file.md", package_folder("text2tashkeel")
     (script,) = [b.text for b in BLOCKS if b.page == page and b.marked == "prepare.py"]
     (tmp_path / "prepare.py").write_text(script, "utf-8")
-    run(tmp_path, commands(page, "python prepare.py"), package)
+    printed = run(tmp_path, commands(page, "python prepare.py"), package)
+    assert "none of aftexport's; DynamicQuantizeLSTM of ONNX Runtime" in printed
     monkeypatch.syspath_prepend(package)
     own = importlib.import_module("text2tashkeel").Diacritizer("rawi-v2-int8")
     served = answers(tmp_path / "rawi.bundle", ARABIC, tmp_path / "server.log")

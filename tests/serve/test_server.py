@@ -14,6 +14,7 @@ from commands import run_python
 from memory import MIB, NEEDS_PROC, resident_mib
 from rich.console import Console
 
+import aftplugins
 from aftserve import server
 from aftserve.app import create_app
 from aftserve.model.classifier import Classifier
@@ -40,6 +41,16 @@ def test_server_freezes_application(bundle_folder: Path, tmp_path: Path) -> None
     outcome = run_python("-c", _COUNTED, bundle_folder, "--port", "0", cwd=tmp_path)
     assert outcome.code == 0, outcome.err
     assert "tracked 0" in outcome.out
+
+
+def test_load_says_why_nothing_is_fused(
+    bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for switch, expected in (("0", 0), ("1", 1)):
+        monkeypatch.setenv(aftplugins.DISABLE_VARIABLE, switch)
+        console = Console(record=True, width=200)
+        load(Settings.read([str(bundle_folder), "--threads", "1"]), console)
+        assert console.export_text().count("The fused kernels are switched off") == expected
 
 
 @pytest.fixture
