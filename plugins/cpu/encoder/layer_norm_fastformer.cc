@@ -130,34 +130,35 @@ class FastformerLayer {
     using Left = LeftRows<Product>;
     const int64_t left_floats = Left::floats_per_row(width_), row_floats = shape_.padded_channels;
     const float *g_k = global_key(b), *bias = matrix + width_ * width_;
-    for_row_blocks(width_ + 1, row_floats, left_floats, parallel_, [&](int64_t first, int64_t rows, float* memory) {
-      const Left left(memory + row_floats, rows);
-      float* folded = matrix + first * width_;
-      for (int64_t r = 0; r < rows; ++r) {
-        const bool is_bias = first + r == width_;
-        const float* row = is_bias ? p_.query_bias : p_.query_weight + (first + r) * width_;
-        for (int64_t c = 0; c < width_; ++c) {
-          memory[c] = row[c] * g_k[c];
-          folded[r * width_ + c] = is_bias ? row[c] + p_.bias[c] : row[c];
-        }
-        left.set(r, memory, width_);
-      }
-      multiply_and_add(left, *p_.weight, rows, folded, nullptr, folded);
-    });
+    for_row_blocks<Product>(width_ + 1, row_floats, left_floats, parallel_,
+                            [&](int64_t first, int64_t rows, float* memory) {
+                              const Left left(memory + row_floats, rows);
+                              float* folded = matrix + first * width_;
+                              for (int64_t r = 0; r < rows; ++r) {
+                                const bool is_bias = first + r == width_;
+                                const float* row = is_bias ? p_.query_bias : p_.query_weight + (first + r) * width_;
+                                for (int64_t c = 0; c < width_; ++c) {
+                                  memory[c] = row[c] * g_k[c];
+                                  folded[r * width_ + c] = is_bias ? row[c] + p_.bias[c] : row[c];
+                                }
+                                left.set(r, memory, width_);
+                              }
+                              multiply_and_add(left, *p_.weight, rows, folded, nullptr, folded);
+                            });
 
     const Packed weight{AFT_ISA::pack_weight(matrix, width_, width_, Product::kMethod)};
     const int64_t output_floats = OutputRows::floats(p_.element, width_);
-    for_row_blocks(p_.tokens, row_floats, left_floats + output_floats, parallel_,
-                   [&](int64_t first, int64_t rows, float* memory) {
-                     const Left left(memory + row_floats, rows);
-                     float* converted = memory + row_floats + rows * left_floats;
-                     first += b * p_.tokens;
-                     set_normalized(left, first, rows, memory);
-                     const float* x = read_elements(p_.element, p_.input, first * width_, rows * width_, converted);
-                     const OutputRows output(p_.element, p_.output, first, rows, width_, converted);
-                     multiply_and_add(left, *weight.packed, rows, x, bias, output.data());
-                     output.write_back();
-                   });
+    for_row_blocks<Product>(
+        p_.tokens, row_floats, left_floats + output_floats, parallel_, [&](int64_t first, int64_t rows, float* memory) {
+          const Left left(memory + row_floats, rows);
+          float* converted = memory + row_floats + rows * left_floats;
+          first += b * p_.tokens;
+          set_normalized(left, first, rows, memory);
+          const float* x = read_elements(p_.element, p_.input, first * width_, rows * width_, converted);
+          const OutputRows output(p_.element, p_.output, first, rows, width_, converted);
+          multiply_and_add(left, *weight.packed, rows, x, bias, output.data());
+          output.write_back();
+        });
   }
 
   // Multiplies by Wq, then by W. The queries of a block of rows, perhaps of several documents, stay in the cache.
@@ -166,24 +167,24 @@ class FastformerLayer {
     using Left = LeftRows<Product>;
     const int64_t left_floats = Left::floats_per_row(width_), row_floats = shape_.padded_channels;
     const int64_t per_row = left_floats + width_ + OutputRows::floats(p_.element, width_);
-    for_row_blocks(p_.batch * p_.tokens, row_floats, per_row, parallel_,
-                   [&](int64_t first, int64_t rows, float* memory) {
-                     const Left left(memory + row_floats, rows);
-                     float* queries = memory + row_floats + rows * left_floats;
-                     set_normalized(left, first, rows, memory);
-                     multiply_and_add(left, *p_.packed_query_weight, rows, nullptr, p_.query_bias, queries);
-                     for (int64_t r = 0; r < rows; ++r) {
-                       const float* g_k = global_key((first + r) / p_.tokens);
-                       float* query = queries + r * width_;
-                       for (int64_t c = 0; c < width_; ++c) memory[c] = query[c] * g_k[c];
-                       left.set(r, memory, width_);
-                       const float* x = read_elements(p_.element, p_.input, (first + r) * width_, width_, memory);
-                       for (int64_t c = 0; c < width_; ++c) query[c] += x[c];
-                     }
-                     const OutputRows output(p_.element, p_.output, first, rows, width_, queries + rows * width_);
-                     multiply_and_add(left, *p_.weight, rows, queries, p_.bias, output.data());
-                     output.write_back();
-                   });
+    for_row_blocks<Product>(
+        p_.batch * p_.tokens, row_floats, per_row, parallel_, [&](int64_t first, int64_t rows, float* memory) {
+          const Left left(memory + row_floats, rows);
+          float* queries = memory + row_floats + rows * left_floats;
+          set_normalized(left, first, rows, memory);
+          multiply_and_add(left, *p_.packed_query_weight, rows, nullptr, p_.query_bias, queries);
+          for (int64_t r = 0; r < rows; ++r) {
+            const float* g_k = global_key((first + r) / p_.tokens);
+            float* query = queries + r * width_;
+            for (int64_t c = 0; c < width_; ++c) memory[c] = query[c] * g_k[c];
+            left.set(r, memory, width_);
+            const float* x = read_elements(p_.element, p_.input, (first + r) * width_, width_, memory);
+            for (int64_t c = 0; c < width_; ++c) query[c] += x[c];
+          }
+          const OutputRows output(p_.element, p_.output, first, rows, width_, queries + rows * width_);
+          multiply_and_add(left, *p_.weight, rows, queries, p_.bias, output.data());
+          output.write_back();
+        });
   }
 
   template <class Left>

@@ -145,9 +145,10 @@ class FeedForwardBlock {
 
 void layer_norm_feed_forward(const LayerNormFeedForward& p, const Parallel& parallel) {
   with_method(p.weight_in->method, [&](auto product) {
-    using Block = FeedForwardBlock<decltype(product)>;
-    for_row_blocks(p.rows, Block::fixed_floats(p), Block::floats_per_row(p), parallel,
-                   [&](int64_t first, int64_t rows, float* memory) { Block(p, first, rows, memory).run(); });
+    using Product = decltype(product);
+    using Block = FeedForwardBlock<Product>;
+    for_row_blocks<Product>(p.rows, Block::fixed_floats(p), Block::floats_per_row(p), parallel,
+                            [&](int64_t first, int64_t rows, float* memory) { Block(p, first, rows, memory).run(); });
   });
 }
 

@@ -19,10 +19,11 @@ void layer_norm_linear(const LayerNormLinear& p, const Parallel& parallel) {
   int64_t widest = 0;
   for (int64_t i = 0; i < p.count; ++i) widest = max(widest, p.linears[i].weight->columns);
   with_method(first_weight.method, [&](auto product) {
-    using Left = LeftRows<decltype(product)>;
+    using Product = decltype(product);
+    using Left = LeftRows<Product>;
     const int64_t row_floats = round_up(width, kLanes);
     const int64_t left_floats = Left::floats_per_row(width), output_floats = OutputRows::floats(p.element, widest);
-    for_row_blocks(
+    for_row_blocks<Product>(
         p.rows, row_floats, left_floats + output_floats, parallel, [&](int64_t first, int64_t rows, float* memory) {
           const Left left(memory + row_floats, rows);
           float* converted = memory + row_floats + rows * left_floats;

@@ -11,17 +11,26 @@ namespace aft::AFT_ISA {
 constexpr int64_t kBlockRows = 8 * kTileRows;
 constexpr int64_t kBlockFloats = (3 << 20) / 2 / sizeof(float);
 
-// Calls body(first row, rows, memory of `fixed` + rows x `per_row` floats) for blocks of [0, rows), in parallel.
-template <class Body>
+// The rows that a product computes at once.
+template <class Product>
+constexpr int64_t rows_at_once() {
+  if constexpr (kInTiles<Product>)
+    return Tiles<Product>::kRows;
+  else
+    return kTileRows;
+}
+
+// Calls body(first row, rows, memory of `fixed` + rows x `per_row` floats) for blocks of [0, rows), in parallel. The
+// blocks are of whole tiles and as many for each thread, so that all end at the same time.
+template <class Product, class Body>
 void for_row_blocks(int64_t rows, int64_t fixed, int64_t per_row, const Parallel& parallel, const Body& body) {
-  int64_t fitting = max(1, min(kBlockRows, (kBlockFloats - fixed) / per_row));
-  if (fitting > kTileRows) fitting -= fitting % kTileRows;
-  int64_t blocks = round_up(ceil_div(rows, fitting), parallel.threads);
-  const int64_t block = min(fitting, round_up(ceil_div(rows, blocks), kTileRows));
-  blocks = ceil_div(rows, block);
+  const int64_t fitting = max(1, min(kBlockRows, (kBlockFloats - fixed) / per_row));
+  const int64_t tile = fitting < rows_at_once<Product>() ? 1 : rows_at_once<Product>(), tiles = ceil_div(rows, tile);
+  const int64_t blocks = min(tiles, round_up(ceil_div(tiles, fitting / tile), parallel.threads));
+  const int64_t largest = ceil_div(tiles, max(1, blocks)) * tile;
   parallel_for(parallel, blocks, [&](int64_t task) {
-    const int64_t first = task * block;
-    body(first, min(block, rows - first), task_memory(fixed + block * per_row));
+    const int64_t first = task * tiles / blocks * tile, end = min(rows, (task + 1) * tiles / blocks * tile);
+    body(first, end - first, task_memory(fixed + largest * per_row));
   });
 }
 
