@@ -23,7 +23,12 @@ vector in ``:MIN..MAX``, either of which may be left out."""
 _DECIMAL = r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?"
 _LIMITS = re.compile(rf"({_DECIMAL})?\.\.({_DECIMAL})?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_RESERVED = (*AXES, "attention_mask", "text", "texts", "other_keys", "other_values")
+TOKEN_TYPES = "token_type_ids"
+"""The input of each token that tells the second text of a pair from the first."""
+_RESERVED = (
+    *(*AXES, "attention_mask", "text", "texts", "text_pair"),
+    *("other_keys", "other_values"),
+)
 """Names of other inputs of the model, of requests, and of the graphs of a long document."""
 
 

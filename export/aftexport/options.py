@@ -163,6 +163,10 @@ class ExportOptions:
     number, vector:K, category or categories:K; of each token: token_category. A category may end
     in :N, for integers below N (default: the rows of the table that looks them up); a number or
     vector in :MIN..MAX, for numbers from MIN to MAX"""
+    text_pairs: bool = False
+    """a document is two texts, text and text_pair, as for reranking and inference (NLI), which the
+    tokenizer joins; a forward with the parameter token_type_ids gets their types (default: only
+    for a CrossEncoder)"""
     opset: int | None = None
     """ONNX opset, 18 to 25 (default: 20)"""
     batching: bool = True

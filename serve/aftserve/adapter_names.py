@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 ADAPTERS = {
     "vllm": "aftserve.api.adapters.vllm:create",
     "tei": "aftserve.api.adapters.tei:create",
+    "cohere": "aftserve.api.adapters.cohere:create",
     "models": "aftserve.api.adapters.models:create",
     "decisions": "aftserve.api.adapters.decisions:create",
     "kserve": "aftserve.api.adapters.platforms:create_kserve",

@@ -26,8 +26,8 @@ from aftserve.model.wanted import MAX_CHECKS, AnswerOptions
 from aftserve.schemas import DocumentResult, Timings
 from aftserve.settings import Policy, Settings
 
-Document = str | Sequence[int] | Sequence[Sequence[float]] | NDArray[Any]
-"""A text, token ids ``[T]``, or features ``[T, F]``."""
+Document = str | tuple[str, str] | Sequence[int] | Sequence[Sequence[float]] | NDArray[Any]
+"""A text, a pair of texts, token ids ``[T]``, or features ``[T, F]``."""
 
 
 class Predictor:
@@ -142,7 +142,8 @@ class Predictor:
         """Classify one text, or any number of documents.
 
         Args:
-            documents: one text, or several documents: texts, token ids, or arrays of features.
+            documents: one text, or several documents: texts, pairs of texts as tuples, token ids,
+                or arrays of features.
             inputs: the extra inputs by name, numbers, lists or arrays: a mapping for one text, one
                 mapping for each of several documents.
             evidence: maximum passages of each document that support its label; with ``explain``

@@ -24,7 +24,7 @@ from aftexport.extra_inputs import ExtraInput
 from aftexport.heads import AnyAnswer, AnyHead
 from aftexport.heads.calibration import Calibration as HeadCalibration
 from aftserve.settings import AnswerPolicy
-from aftserve.types import Document, ExtraFields
+from aftserve.types import Document, ExtraFields, TextPair
 
 
 def _convert_whole_floats(ids: Any) -> Any:
@@ -84,6 +84,10 @@ def _count(levels: int) -> str:
     return "one level" if levels == 1 else f"{levels} levels"
 
 
+def _paired(text: str, second: str | list[str] | None) -> Document:
+    return TextPair(text, second) if isinstance(second, str) else text
+
+
 _DocumentIds = Annotated[TokenIds, BeforeValidator(_axes("documents", "tokens", is_entry=True))]
 _DocumentRows = Annotated[
     Rows, BeforeValidator(_axes("documents", "tokens", "features", is_entry=True))
@@ -97,6 +101,11 @@ class InferRequest(BaseModel):
 
     text: str | None = Field(None, description="One document; the answer is one object.")
     texts: list[str] | None = Field(None, description="Documents.", min_length=1, fail_fast=True)
+    text_pair: str | list[str] | None = Field(
+        None,
+        description="Second text of each pair, for a model of pairs: a text with text, a list with "
+        "texts.",
+    )
     input_ids: list[_DocumentIds] | None = Field(
         None,
         description="Tokenized documents, each of its own length.",
@@ -122,6 +131,7 @@ class InferRequest(BaseModel):
         given = [self.text, self.texts, self.input_ids, self.input_features]
         if sum(form is not None for form in given) != 1:
             raise ValueError("give exactly one of text, texts, input_ids and input_features")
+        self._check_pairs()
         if self.inputs is None:
             return self
         if isinstance(self.inputs, dict) is (self.text is None):
@@ -133,6 +143,15 @@ class InferRequest(BaseModel):
             )
         return self
 
+    def _check_pairs(self) -> None:
+        second, texts = self.text_pair, self.texts or []
+        if isinstance(second, str) and self.text is None:
+            raise ValueError("give text_pair as a text with text, or as a list with texts")
+        if isinstance(second, list) and len(second) != len(texts):
+            raise ValueError(
+                f"expected a text_pair for each of {len(texts)} texts, got {len(second)}"
+            )
+
     @property
     def given(self) -> Sequence[ExtraFields] | None:
         """The extra inputs of each document; None without any."""
@@ -140,9 +159,11 @@ class InferRequest(BaseModel):
 
     @property
     def documents(self) -> Sequence[Document]:
-        """Texts, token ids or features."""
+        """Texts, pairs of texts, token ids or features."""
         if self.text is not None:
-            return [self.text]
+            return [_paired(self.text, self.text_pair)]
+        if self.texts is not None and isinstance(self.text_pair, list):
+            return list(map(TextPair, self.texts, self.text_pair))
         return self.texts or self.input_ids or self.input_features or []
 
 
@@ -152,6 +173,9 @@ class DocumentRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     text: str | None = None
+    text_pair: str | None = Field(
+        None, description="Second text of a pair, for a model of pairs; only with text."
+    )
     input_ids: list[StrictInt] | None = Field(None, fail_fast=True)
 
     input_features: Rows | None = None
@@ -169,13 +193,15 @@ class DocumentRequest(BaseModel):
         given = [self.text, self.input_ids, self.input_features]
         if sum(form is not None for form in given) != 1:
             raise ValueError("give exactly one of text, input_ids and input_features")
+        if self.text is None and self.text_pair is not None:
+            raise ValueError("give text_pair only with text")
         return self
 
     @property
     def document(self) -> Document:
-        """A text, token ids or features."""
+        """A text, a pair of texts, token ids or features."""
         if self.text is not None:
-            return self.text
+            return _paired(self.text, self.text_pair)
         found = self.input_features if self.input_ids is None else self.input_ids
         return [] if found is None else found
 
@@ -212,6 +238,11 @@ class EvidenceSpan(BaseModel):
     end: int | None = Field(default=None, description="Index of the character after its last.")
     text: str | None = Field(
         default=None, description="The passage, if the document was sent as text."
+    )
+    text_pair: bool | None = Field(
+        default=None,
+        description="Whether `start`, `end` and `text` are of the second text of a pair; absent "
+        "for one text, and for a passage from the one into the other.",
     )
     until_token: int | None = Field(
         default=None,
@@ -476,6 +507,7 @@ class Info(BaseModel):
         "are none."
     )
     tokenizer: bool = Field(description="Whether texts are accepted beside token ids.")
+    text_pairs: bool = Field(description="Whether each text must have a `text_pair`.")
     evidence: bool = Field(description="Whether the model returns the contribution of each token.")
     explainable: list[str] = Field(
         description="Outputs whose labels or values `explain` may choose for evidence."

@@ -49,6 +49,7 @@ LEFT = {
         f"{name}.bundle/manifest.json" for name in ("own", "several", "labels", "values")
     ],
     "docs/how-to/transformers-folder.md": ["minilm.bundle/tokenizer.json"],
+    "docs/how-to/rerank.md": ["reranker.bundle/tokenizer.json"],
     "docs/how-to/onnx-file.md": ["rawi.bundle/manifest.json"],
     "docs/how-to/failed-parity.md": ["parity.html", "parity.json"],
     "docs/how-to/gpu.md": ["rtx.bundle/manifest.json", "trt.bundle/manifest.json", "model.triton"],
@@ -182,6 +183,9 @@ def test_page_runs(
 
 def check_output(block: Block, out: str) -> None:
     """Check what a block wrote, where the page says what it is."""
+    if "pair" in block.text and block.page == "docs/how-to/rerank.md":
+        assert "LABEL_0" in out, block.place  # the only name of a CrossEncoder
+        return
     if block.text.startswith("curl") and "/infer" in block.text:
         answer, *rest = map(json.loads, out.splitlines())
         streamed = [{"complete": True, "lines": 1}] if "ndjson" in block.text else []

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import served_heads
+import text_pairs
 import tiny_models
 import torch
 from bundle_swaps import RepositoryServer, deploy, serving_models
@@ -49,6 +50,17 @@ def heads_bundle(make_once: MakeOnce) -> Path:
     """A bundle of a model with a head of every kind; its source is ``model.pt`` beside it."""
     folder = make_once("heads", served_heads.exported)
     return folder / "heads.bundle"
+
+
+@pytest.fixture(scope="session")
+def pair_bundle(make_once: MakeOnce) -> Path:
+    """A bundle of a CrossEncoder with one label, whose tokenizer makes types of tokens."""
+
+    def make(folder: Path) -> None:
+        text_pairs.save(folder / "model")
+        export(folder / "model", out=folder / "pairs.bundle")
+
+    return make_once("pairs", make) / "pairs.bundle"
 
 
 @contextmanager

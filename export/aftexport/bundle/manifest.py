@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from aftexport.bundle.features import Features
 from aftexport.engines.tensorrt.settings import BuildSettings, Count
-from aftexport.extra_inputs import MAX_INPUTS, ExtraInput
+from aftexport.extra_inputs import MAX_INPUTS, TOKEN_TYPES, ExtraInput
 from aftexport.heads import AnyHead, FeatureExtraction, Head, Regression, SingleLabelClassification
 from aftexport.heads.calibration import Calibration
 from aftexport.system.contract import FEATURES, IDS, INPUTS, MAX_TOKENS, MAX_VOCABULARY, main_input
@@ -257,6 +257,9 @@ class Manifest(StrictModel):
     # maximum length of a document in tokens; None for no bound
     max_tokens: Annotated[Tokens, Ge(1)] | None
     extra_inputs: Annotated[tuple[ExtraInput, ...], Len(0, MAX_INPUTS)] = ()
+    # whether a document is a text and a text pair, for which the tokenizer makes the input
+    # `token_type_ids`, if the model has it
+    text_pairs: bool = False
     batching: bool = True  # whether documents may share a run
     # each head by the name of its output, in the order of the outputs
     heads: Annotated[dict[str, AnyHead], Len(1)]
@@ -343,6 +346,17 @@ class Manifest(StrictModel):
             if (getattr(self, name) is None) is (main == self.main_input):
                 raise ValueError(f"expected {field[self.main_input]} only, for {self.main_input}")
         return self
+
+    @model_validator(mode="after")
+    def _pairs_fit(self) -> Self:
+        if self.text_pairs and (self.main_input != IDS or self.windows is not None):
+            raise ValueError("text_pairs: expected token ids, and no windows")
+        return self
+
+    @property
+    def typed_pairs(self) -> bool:
+        """Whether the tokenizer makes the types of the tokens of a pair."""
+        return self.text_pairs and TOKEN_TYPES in self.inputs
 
     @model_validator(mode="after")
     def _chunks_fit(self) -> Self:

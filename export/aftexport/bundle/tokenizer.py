@@ -5,7 +5,9 @@ The tokenizer of raw bytes takes each byte of the UTF-8 text as a token whose id
 
 import base64
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -67,11 +69,13 @@ def _growth_problem(content: Any) -> str | None:
     """Return the reason why a tokenizer may make too much of a short text; None if it may not."""
     growth = _growth_of(content.get("normalizer"), content.get("pre_tokenizer"))
     added, copies = _added_tokens(content.get("post_processor"))
+    for_pairs, copies_of_each = _added_tokens(content.get("post_processor"), "pair")
+    added, copies = max(added, for_pairs), max(copies, copies_of_each)
     if growth > _MAX_GROWTH:
         return f"expected at most {_MAX_GROWTH} characters for each of a text, got {growth}"
     if added > _MAX_ADDED_TOKENS or copies > 1:
         return (
-            f"expected a template with at most {_MAX_ADDED_TOKENS} tokens and one copy of the "
+            f"expected a template with at most {_MAX_ADDED_TOKENS} tokens and one copy of each "
             f"text, got {added} tokens and {copies} copies"
         )
     return None
@@ -126,17 +130,22 @@ def _longest_entry(charsmap: bytes) -> int:
     return max(len(entry.decode("utf-8", "replace")) for entry in charsmap[start:].split(b"\0"))
 
 
-def _added_tokens(post_processor: Any) -> tuple[int, int]:
-    """Return the number of tokens that a tokenizer adds to a text, and of copies of the text."""
+def _added_tokens(post_processor: Any, template: str = "single") -> tuple[int, int]:
+    """Return the number of tokens that a tokenizer adds, and the most copies of a text.
+
+    ``template`` is that of one text, "single", or that of two texts, "pair".
+    """
     added, copies = 0, 1
     for part in _components([post_processor]):
         match part:
-            case {"type": "TemplateProcessing", "single": list(pieces), "special_tokens": special}:
+            case {"type": "TemplateProcessing", "special_tokens": special}:
+                pieces = part[template]
                 names = [one["SpecialToken"]["id"] for one in pieces if "SpecialToken" in one]
                 added += sum(len(special[name]["ids"]) for name in names)
-                copies *= len(pieces) - len(names)
+                texts = Counter(one["Sequence"]["id"] for one in pieces if "Sequence" in one)
+                copies *= max(texts.values(), default=0)
             case {"type": "BertProcessing" | "RobertaProcessing"}:
-                added += 2
+                added += 4
             case {"type": "ByteLevel"}:
                 pass
             case _:
@@ -204,9 +213,28 @@ def largest_id(text: str) -> int:
         )
     tokenizer = parse_tokenizer(text)
     # A post-processor can add ids that the vocabulary does not list.
-    added_ids = tokenizer.encode("").ids
+    added_ids = [*tokenizer.encode("").ids, *tokenizer.encode("", "").ids]
     listed_ids = tokenizer.get_vocab(with_added_tokens=True).values()
     return max([*listed_ids, *added_ids], default=-1)
+
+
+def largest_pair_type(text: str) -> int:
+    """Return the largest type that a tokenizer gives to the tokens of two texts.
+
+    Raises:
+        UsageError: if it has no post-processor, which joins two texts.
+    """
+    tokenizer = parse_tokenizer(text)
+    if tokenizer.post_processor is None:
+        raise UsageError(
+            "Expected a tokenizer whose post-processor joins two texts, got one without.",
+            "Give the tokenizer of the training by --tokenizer, or leave --text-pairs out.",
+        )
+    types = {0}
+    for second in ("", *_TEXTS, *sorted(tokenizer.get_vocab(with_added_tokens=False))[:1]):
+        with suppress(Exception), panics_as_errors():  # an unknown word, as in added_ids
+            types.update(tokenizer.encode("", second).type_ids)
+    return max(types)
 
 
 BYTES = "bytes"

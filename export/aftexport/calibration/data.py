@@ -19,7 +19,14 @@ from aftexport.errors import EngineError, UsageError
 from aftexport.extra_inputs import NO_EXTRAS, ExtraValues
 from aftexport.heads import Head, MultiLabelClassification
 from aftexport.heads.head import DecidingHead, Double
-from aftexport.verify.documents import as_inputs, document_of, extras_of, lines_of, object_of
+from aftexport.verify.documents import (
+    as_inputs,
+    document_of,
+    extras_of,
+    lines_of,
+    object_of,
+    with_pair,
+)
 
 _FORMS = (
     'Give {"text": "...", "label": "NAME"} on each line; "labels": ["NAME", ...] for independent '
@@ -70,7 +77,7 @@ def read_labelled_documents(
     documents = []
     for number, line in lines_of(path):
         try:
-            content = object_of(line)
+            content = with_pair(object_of(line), manifest, tokenizer)
             truths = truths_of(content, heads)
             document = document_of(
                 content, manifest, tokenizer, in_windows=manifest.windows is not None

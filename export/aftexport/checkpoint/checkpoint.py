@@ -25,6 +25,7 @@ class Checkpoint:
         task: the task that it declares, one of ``heads.HEADS``; None if it declares none.
         heads: the head of each output, for a file that describes them all; None otherwise.
         tokenizer: JSON of the ``tokenizers`` library; None if the file has none.
+        text_pairs: whether the file declares that documents are pairs of texts.
     """
 
     path: Path
@@ -35,6 +36,7 @@ class Checkpoint:
     tokenizer: str | None = None
     task: str | None = None
     heads: Mapping[str, Head] | None = None
+    text_pairs: bool = False
 
     def with_declared(self, declared: Declaration) -> Self:
         """Return this checkpoint, with the task and the names that it does not have itself."""

@@ -3,8 +3,8 @@
 There are seven kinds: the project's own checkpoint (``save``); a state dict, possibly beside an
 optimizer's, with a factory for the module; a ``torch.export`` program; a folder of
 ``config.json`` and ``model.safetensors``, of this project or of the transformers library; a folder
-of sentence-transformers, which has ``modules.json``; and, only if the user allows it, a pickled
-module.
+of sentence-transformers, which has ``modules.json`` or the settings of a CrossEncoder; and, only if
+the user allows it, a pickled module.
 """
 
 import zipfile
@@ -20,6 +20,7 @@ from torch.export import ExportedProgram
 from aftexport.bundle.bundle import refuse_bundle
 from aftexport.checkpoint.checkpoint import Checkpoint
 from aftexport.checkpoint.classifier_file import FORMAT, read_checkpoint, read_folder
+from aftexport.checkpoint.cross_encoder import is_cross_encoder, read_cross_encoder
 from aftexport.checkpoint.holders import module_in, state_dict_in
 from aftexport.checkpoint.program_archive import check_members, is_program_archive, load_program
 from aftexport.checkpoint.sentence_folder import read_sentence_folder
@@ -104,6 +105,8 @@ def _load_folder(path: Path, source: ModelSource) -> Checkpoint:
             source,
             "; or give the file model.safetensors to load it into the factory's module",
         )
+    if is_cross_encoder(path):
+        return read_cross_encoder(path, source)
     if (path / MODULES).is_file():
         return read_sentence_folder(path, source)
     config = read_config(path)

@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-_SETTINGS = "config_sentence_transformers.json"
+SETTINGS = "config_sentence_transformers.json"
 
 
 _TRANSFORMER_FILES = tuple(
@@ -68,7 +68,7 @@ _POOLING_FLAGS = dict(
 _WIDTHS = ("embedding_dimension", "word_embedding_dimension")
 
 
-_TRANSFORMER_SETTINGS: dict[str, tuple[object, ...]] = {
+TRANSFORMER_SETTINGS: dict[str, tuple[object, ...]] = {
     "do_lower_case": (False, None),
     "transformer_task": ("feature-extraction",),
     "modality_config": (
@@ -124,11 +124,13 @@ def read_modules(folder: Path) -> tuple[Module, ...]:
         raise _unexpected(
             path, "a Transformer, a Pooling, and then Dense or Normalize", ", ".join(kinds)
         )
-    _check_settings(folder)
+    check_settings(folder, "SentenceTransformer")
     return modules
 
 
-def read_max_tokens(folder: Path) -> int | None:
+def read_max_tokens(
+    folder: Path, known: Mapping[str, Sequence[object]] = TRANSFORMER_SETTINGS
+) -> int | None:
     """Return the maximum tokens in the settings of a transformer; None for none.
 
     As in the library, model_max_length of the tokenizer counts only without max_seq_length.
@@ -142,7 +144,7 @@ def read_max_tokens(folder: Path) -> int | None:
         path = folder / name
         settings = _object(path)
         limit = _limit(path, settings, "max_seq_length")
-        _check_known(path, settings, {"max_seq_length": (), **_TRANSFORMER_SETTINGS})
+        _check_known(path, settings, {"max_seq_length": (), **known})
     path = folder / "tokenizer_config.json"
     if limit is None and path.is_file():
         limit = _limit(path, read_json_object(path), "model_max_length")
@@ -248,15 +250,15 @@ def _module(path: Path, folder: Path, entry: object) -> Module:
     return Module(found[1], folder / pure)
 
 
-def _check_settings(folder: Path) -> None:
-    """Refuse a folder that puts words before each text, or whose models give other answers."""
-    path = folder / _SETTINGS
+def check_settings(folder: Path, expected: str) -> None:
+    """Refuse a folder that puts words before each text, or is of another kind of model."""
+    path = folder / SETTINGS
     if not path.is_file():
         return
     settings = _object(path)
-    kind = settings.get("model_type", "SentenceTransformer")
-    if kind != "SentenceTransformer":
-        raise _unexpected(path, "model_type SentenceTransformer", kind)
+    kind = settings.get("model_type", expected)
+    if kind != expected:
+        raise _unexpected(path, f"model_type {expected}", kind)
     name, prompts = settings.get("default_prompt_name"), settings.get("prompts")
     prompt = prompts.get(str(name)) if isinstance(prompts, Mapping) else None
     if name is not None and prompt != "":

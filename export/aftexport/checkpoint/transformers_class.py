@@ -3,6 +3,7 @@
 ``TransformersModel`` gives it the inputs and the output of an exported model.
 """
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from aftexport.errors import CheckpointError, UsageError, first_line
+from aftexport.extra_inputs import TOKEN_TYPES
 from aftexport.options import ModelSource
 from aftexport.system.contract import IDS
 from aftexport.system.files import read_json, read_json_object
@@ -346,7 +348,7 @@ VECTORS = "last_hidden_state"
 class TransformersModel(nn.Module):
     """A model that takes token ids and a mask, and returns its logits or its last vectors.
 
-    Segments (``token_type_ids``) keep the library's default, those of one text.
+    Token types keep the library's default, those of one text.
     """
 
     def __init__(self, model: "PreTrainedModel", output: str) -> None:
@@ -367,8 +369,10 @@ class TransformersModel(nn.Module):
             choose(self.model.config.attention_type)
         if self._is_read_at_end:
             return self._read_at_end(input_ids, attention_mask)
-        result: Any = self.model(input_ids=input_ids, attention_mask=attention_mask)
-        value: Tensor = result[self._output]
+        return self._output_of(input_ids=input_ids, attention_mask=attention_mask)
+
+    def _output_of(self, **inputs: Tensor | None) -> Tensor:
+        value: Tensor = self.model(**inputs)[self._output]
         return value
 
     # The library's own forward selects the end tokens of a batch by their values, so it refuses
@@ -393,6 +397,31 @@ class TransformersModel(nn.Module):
         ends = torch.where(ends < 0, last, ends)
         logits: Tensor = model.classification_head(vectors[0][documents, ends])
         return logits
+
+
+class TypedTransformersModel(TransformersModel):
+    """A model that also takes the types of tokens, by which it tells the texts of a pair apart."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+    ) -> Tensor:
+        """Return the output; int64 ``[batch, tokens]`` types are those of one text by default."""
+        if token_type_ids is None:
+            return super().forward(input_ids, attention_mask)
+        return self._output_of(
+            input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids
+        )
+
+
+def wrapped(model: "PreTrainedModel", output: str, *, has_types: bool) -> TransformersModel:
+    """Return a model with the inputs that it uses; ``has_types``: of those of its tokenizer."""
+    has_table = (getattr(model.config, "type_vocab_size", None) or 0) > 1
+    takes_types = TOKEN_TYPES in inspect.signature(model.forward).parameters
+    is_typed = has_types and has_table and takes_types
+    return (TypedTransformersModel if is_typed else TransformersModel)(model, output)
 
 
 def max_tokens(model: "PreTrainedModel") -> int | None:

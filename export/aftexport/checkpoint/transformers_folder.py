@@ -20,13 +20,14 @@ from aftexport.checkpoint.checkpoint import Checkpoint
 from aftexport.checkpoint.transformers_class import (
     LOGITS,
     VECTORS,
-    TransformersModel,
     find_class,
     is_base_class,
     library_options,
+    wrapped,
 )
 from aftexport.checkpoint.weights import WeightFiles, find_weight_files, listed, refuse_unusable
 from aftexport.errors import CheckpointError, first_line
+from aftexport.extra_inputs import TOKEN_TYPES
 from aftexport.options import ModelSource
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class FoundModel:
 
     model: "PreTrainedModel"
     tokenizer: str | None
+    has_types: bool  # whether the library's tokenizer returns the types of tokens
 
 
 def read_transformers_folder(
@@ -59,7 +61,7 @@ def read_transformers_folder(
     found = read_model(folder, config, source)
     model, class_name = found.model, type(found.model).__name__
     has_no_head = is_base_class(class_name)
-    module = TransformersModel(model, VECTORS if has_no_head else LOGITS)
+    module = wrapped(model, VECTORS if has_no_head else LOGITS, has_types=found.has_types)
     refuse_unusable(folder, module)
     return Checkpoint(
         folder,
@@ -85,9 +87,9 @@ def read_model(
         found, own = find_class(folder, config, source, for_vectors=for_vectors)
         check_size(folder, found, own, files)
         model = _with_weights(folder, found, own)
-        tokenizer = read_tokenizer(folder, source)
+        tokenizer, has_types = read_tokenizer(folder, source)
     _check_padding(folder, model.eval())
-    return FoundModel(model, tokenizer)
+    return FoundModel(model, tokenizer, has_types)
 
 
 def _check_folder(folder: Path, config: Mapping[str, Any]) -> None:
@@ -300,10 +302,14 @@ _SAMPLES = (
 """Texts on which the JSON must give the ids of the library."""
 
 
-def read_tokenizer(folder: Path, source: ModelSource) -> str | None:
-    """Return the JSON of the folder's tokenizer; None, with a warning, if it has no such form."""
+def read_tokenizer(folder: Path, source: ModelSource) -> tuple[str | None, bool]:
+    """Return the JSON of the folder's tokenizer, and whether the library gets types from it.
+
+    The JSON is None, with a warning, if the tokenizer has no such form. A tokenizer that is given
+    in its place has types.
+    """
     if not any((folder / name).is_file() for name in _FILES):
-        return None
+        return None, True
     from transformers import AutoTokenizer
 
     try:
@@ -318,7 +324,7 @@ def read_tokenizer(folder: Path, source: ModelSource) -> str | None:
             UserWarning,
             stacklevel=2,
         )
-        return None
+        return None, True
     if getattr(tokenizer, "truncation_side", "right") == "left":
         warnings.warn(
             f"{folder}: the tokenizer truncates on the left: start the server with "
@@ -326,7 +332,7 @@ def read_tokenizer(folder: Path, source: ModelSource) -> str | None:
             UserWarning,
             stacklevel=2,
         )
-    return str(tokenizer.backend_tokenizer.to_str())
+    return str(tokenizer.backend_tokenizer.to_str()), TOKEN_TYPES in tokenizer.model_input_names
 
 
 def _reason_against(tokenizer: Any) -> str:

@@ -35,7 +35,7 @@ def show_bundle(bundle: Bundle, console: Console) -> None:
         "extra inputs": _extra_inputs(manifest),
         "vocabulary": manifest.vocab_size,
         "features": _features(manifest),
-        "tokenizer": "yes" if TOKENIZER in bundle.files else None,
+        "tokenizer": _tokenizer(bundle),
         "longest document": _tokens(None if manifest.windows else manifest.max_tokens),
         "windows": _windows(manifest),
         "longer than memory": f"no: {manifest.whole_only}"
@@ -221,6 +221,12 @@ def _features(manifest: Manifest) -> str | None:
     return f"{shown} ({'not normalized' if is_raw else 'normalized by mean and scale'})"
 
 
+def _tokenizer(bundle: Bundle) -> str | None:
+    if TOKENIZER not in bundle.files:
+        return None
+    return "yes, for pairs of texts" if bundle.manifest.text_pairs else "yes"
+
+
 def _extra_inputs(manifest: Manifest) -> str | None:
     lines = []
     for extra in manifest.extra_inputs:
@@ -233,7 +239,7 @@ def _windows(manifest: Manifest) -> str | None:
     """Return the policy for documents over the model's limit; None for a model without one."""
     policy = manifest.windows
     if policy is None:
-        is_limited = manifest.max_tokens is not None
+        is_limited = manifest.max_tokens is not None and not manifest.text_pairs
         return "no: export with --long-documents windows for longer documents" * is_limited or None
     added = len(policy.prefix) + len(policy.suffix)
     lines = [

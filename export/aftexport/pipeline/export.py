@@ -48,9 +48,11 @@ from aftexport.pipeline.head_choice import HeadOptions, check_outputs, check_row
 from aftexport.pipeline.onnx_trace import trace_onnx
 from aftexport.pipeline.request import (
     Request,
+    check_pair_types,
     check_precision,
     checked_request,
     tokenizer_text,
+    with_pairs,
 )
 from aftexport.pipeline.results import (
     engine_record,
@@ -117,6 +119,7 @@ def run_export(request: Request, console: Console, *, is_verbose: bool) -> Bundl
     return _Export(request, console, is_verbose=is_verbose).run()
 
 
+_HINT = " --long-documents windows reads longer ones in windows."
 Stage = Callable[[str], AbstractContextManager[Progress]]
 """A step of an export with its title, see ``system.console.stage``."""
 
@@ -134,8 +137,13 @@ class _Export:
     def run(self) -> Bundle:
         checkpoint = read_source(self._request, self._stage)
         tokenizer = tokenizer_text(checkpoint.tokenizer, self._options.tokenizer)
+        if not isinstance(checkpoint, OnnxSource):
+            self._request = with_pairs(self._request, checkpoint, tokenizer)
+            self._options = self._request.options
         self._check_first(checkpoint, tokenizer)
         traced = trace_source(checkpoint, self._request, tokenizer, self._stage)
+        if self._options.text_pairs:
+            check_pair_types(traced.spec, tokenizer)
         heads = self._heads(checkpoint, traced)
         check_precision(traced.model, self._request)
         advice = self._advice(traced, heads)
@@ -242,7 +250,7 @@ class _Export:
         if self._options.max_length is None and longest not in (None, MAX_FLOAT16):
             self._console.print(
                 f"[yellow]Documents may have at most {longest} tokens, the limit of the model."
-                " --long-documents windows reads longer ones in windows.[/]"
+                f"{_HINT * (not self._options.text_pairs)}[/]"
                 if self._options.long_documents is None
                 else f"[yellow]Documents of over {longest} tokens, the limit of the model, are "
                 "read in windows.[/]"
@@ -388,6 +396,7 @@ def make_manifest(
             "features": features,
             "max_tokens": traced.spec.max_tokens,
             "extra_inputs": traced.spec.extras,
+            "text_pairs": request.options.text_pairs,
             "batching": request.options.batching,
             "heads": heads,
             "precision": traced.precision,

@@ -172,6 +172,7 @@ def _check_options(request: Request) -> None:
         **dict.fromkeys(source.permissions, True),
         f"--opset {options.opset}": options.opset is not None,
         **{f"--input {extra.name}": True for extra in request.extras},
+        "--text-pairs": options.text_pairs,
     }
     if given := [option for option, is_given in unused.items() if is_given]:
         raise UsageError(

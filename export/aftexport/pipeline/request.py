@@ -1,9 +1,10 @@
 """The request of an export, checked before anything is read."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import onnx
 
@@ -11,11 +12,17 @@ from aftexport.bundle.bundle import refuse_bundle
 from aftexport.bundle.features import Features, read_features
 from aftexport.bundle.manifest import Aggregate
 from aftexport.bundle.output_path import check_output_path
-from aftexport.bundle.tokenizer import BYTES, byte_tokenizer, check_tokenizer, check_vocabulary
+from aftexport.bundle.tokenizer import (
+    BYTES,
+    byte_tokenizer,
+    check_tokenizer,
+    check_vocabulary,
+    largest_pair_type,
+)
 from aftexport.capture.model_spec import InputSpec
 from aftexport.deploy.build_engine import check_options
 from aftexport.errors import UsageError
-from aftexport.extra_inputs import ExtraInput, parse_inputs
+from aftexport.extra_inputs import TOKEN_TYPES, ExtraInput, parse_inputs
 from aftexport.heads import HEADS
 from aftexport.lowering.file_format import check_opset
 from aftexport.operators.domain import DOMAIN, operator_name
@@ -29,6 +36,9 @@ from aftexport.options import (
     Target,
 )
 from aftexport.pipeline.head_choice import read_heads
+
+if TYPE_CHECKING:
+    from aftexport.checkpoint import Checkpoint
 
 _PRECISION = "precision"
 """The attribute of operators with products of a chosen precision."""
@@ -83,12 +93,8 @@ def checked_request(source: ModelSource, options: ExportOptions) -> Request:
         )
     _check_choice("--precision", options.precision, get_args(Precision))
     _check_tolerance(options.precision, options.tolerance, to=options.to)
-    if options.inputs and options.to != "onnx":
-        raise UsageError(
-            f"--input needs --to onnx, got --to {options.to}: its engines take only tokens and "
-            "lengths.",
-            "Export with --to onnx.",
-        )
+    if options.inputs:
+        _check_target(options.to, "--input")
     _check_windows(options)
     source.check()
     if not options.batching and (options.engine.max_batch or 1) > 1:
@@ -108,6 +114,16 @@ def checked_request(source: ModelSource, options: ExportOptions) -> Request:
         described = read_features(Path(options.feature_file), options.features)
         request = replace(request, described=described)
     return request
+
+
+def _check_target(target: str, option: str) -> None:
+    """Raise UsageError for an input that engines lack."""
+    if target != "onnx":
+        raise UsageError(
+            f"{option} needs --to onnx, got --to {target}: its engines take only tokens and "
+            "lengths.",
+            "Export with --to onnx.",
+        )
 
 
 def _normalized(task: str | Mapping[str, str] | None) -> str | dict[str, str] | None:
@@ -172,6 +188,49 @@ def tokenizer_text(own: str | None, given: StrPath | SerializableTokenizer | Non
         return Path(given).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--tokenizer {given}: {error}.", "Check the path.") from error
+
+
+def with_pairs(request: Request, checkpoint: "Checkpoint", tokenizer: str | None) -> Request:
+    """Return the request for a model of text pairs, with the types of their tokens as an input.
+
+    Raises:
+        UsageError: if the tokenizer does not join texts, or an option does not suit pairs.
+    """
+    options = request.options
+    name = "--text-pairs" if options.text_pairs else "A CrossEncoder"
+    if not (options.text_pairs or checkpoint.text_pairs):
+        return request
+    if tokenizer is None:
+        raise UsageError(
+            f"{name} needs a tokenizer, got a model without one.",
+            "Give its tokenizer.json by --tokenizer FILE.",
+        )
+    if options.long_documents is not None:
+        raise UsageError(
+            f"{name} needs whole documents, got --long-documents {options.long_documents}: a "
+            "window would hold one of two texts.",
+            "Leave --long-documents out.",
+        )
+    extras, largest = request.extras, largest_pair_type(tokenizer)
+    module = checkpoint.module
+    takes_types = module is not None and TOKEN_TYPES in inspect.signature(module.forward).parameters
+    if largest and takes_types and TOKEN_TYPES not in [extra.name for extra in extras]:
+        extras = (*extras, *parse_inputs({TOKEN_TYPES: "token_category"}))
+        _check_target(options.to, f"{name} with {TOKEN_TYPES}")
+    return replace(request, options=replace(options, text_pairs=True), extras=extras)
+
+
+def check_pair_types(spec: InputSpec, tokenizer: str | None) -> None:
+    """Raise UsageError if a tokenizer of pairs has types that the model lacks."""
+    assert tokenizer is not None  # checked by with_pairs
+    largest = largest_pair_type(tokenizer)
+    for extra in spec.extras:
+        if extra.name == TOKEN_TYPES and (extra.maximum or 0) < largest:
+            raise UsageError(
+                f"The tokenizer's token types must be at most {extra.maximum}, as the model's, got "
+                f"{largest}.",
+                "Give the tokenizer of the training.",
+            )
 
 
 def check_ids(spec: InputSpec, tokenizer: str | None) -> None:

@@ -1,7 +1,8 @@
 """The user's inputs of a comparison: documents from a file, and random documents."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,13 @@ from aftexport.bundle.features import Features
 from aftexport.bundle.golden import Array, random_tokens
 from aftexport.bundle.manifest import Manifest
 from aftexport.errors import UsageError, panics_as_errors
-from aftexport.extra_inputs import ExtraValues, check_values, sample_values, stacked
+from aftexport.extra_inputs import (
+    TOKEN_TYPES,
+    ExtraValues,
+    check_values,
+    sample_values,
+    stacked,
+)
 from aftexport.system.contract import MAX_TOKENS
 
 Inputs = dict[str, Array]
@@ -40,7 +47,7 @@ def read_documents(
     documents = {}
     for number, line in lines_of(path):
         try:
-            content = object_of(line)
+            content = with_pair(object_of(line), manifest, tokenizer)
             document = document_of(content, manifest, tokenizer)
             extras = extras_of(content, manifest, len(document))
             documents[f"document {number}"] = as_inputs([document], manifest, [extras])
@@ -51,8 +58,32 @@ def read_documents(
     return documents
 
 
+def with_pair(
+    content: dict[str, Any], manifest: Manifest, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
+    """Return a line with the token ids and types of its pair of texts.
+
+    Raises:
+        ValueError: if the model takes pairs and the line has none, or the reverse.
+    """
+    if not manifest.text_pairs and "text_pair" in content:
+        raise ValueError("expected one text for this model, got text_pair too")
+    if tokenizer is None or not manifest.text_pairs or "input_ids" in content:
+        return content
+    text, second = content.get("text"), content.get("text_pair")
+    if not isinstance(text, str) or not isinstance(second, str):
+        raise ValueError("expected text and text_pair, two strings")
+    with _encoding():
+        encoded = tokenizer.encode(text, second)
+    types = {TOKEN_TYPES: encoded.type_ids} if manifest.typed_pairs else {}
+    inputs = {**(content.get("inputs") or {}), **types}
+    return {**content, "input_ids": encoded.ids, "inputs": inputs}
+
+
 def _line_form(manifest: Manifest) -> str:
     more = ', "inputs": {"NAME": ...}' if manifest.extra_inputs else ""
+    if manifest.text_pairs:
+        return 'Give {"text": "...", "text_pair": "..."} on each line.'
     if manifest.features is not None:
         return f'Give {{"input_features": [[...], ...]{more}}} on each line.'
     return f'Give {{"text": "..."{more}}} or {{"input_ids": [...]{more}}} on each line.'
@@ -150,14 +181,21 @@ def _ids(content: Mapping[str, Any], manifest: Manifest, tokenizer: Tokenizer | 
             )
         if tokenizer is None:
             raise ValueError("expected input_ids, got text, but the bundle has no tokenizer")
-        try:
-            with panics_as_errors():
-                ids = tokenizer.encode(text).ids
-        except Exception as error:  # the library raises bare Exception
-            raise ValueError(f"the tokenizer cannot encode the text: {error}") from error
+        with _encoding():
+            ids = tokenizer.encode(text).ids
     if not isinstance(ids, list) or not all(type(token) is int for token in ids):
         raise ValueError("input_ids must be a list of whole numbers")
     return _checked_ids(ids, manifest)
+
+
+@contextmanager
+def _encoding() -> Iterator[None]:
+    """Raise ValueError if the tokenizer fails within the block."""
+    try:
+        with panics_as_errors():
+            yield
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(f"the tokenizer cannot encode the text: {error}") from error
 
 
 def _checked_ids(ids: list[int], manifest: Manifest) -> list[int]:

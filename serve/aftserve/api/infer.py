@@ -176,7 +176,8 @@ async def infer(
 ) -> Response:
     """Classify one document, or several.
 
-    JSON has `text`, or `texts`, `input_ids` or `input_features` of several. Plain text is one
+    JSON has `text`, or `texts`, `input_ids` or `input_features` of several. A model of pairs takes
+    `text_pair` beside `text`, and a list of them beside `texts`. Plain text is one
     document, and so are raw bytes for a model of bytes, and a .npy file of token ids or
     features for other models. In newline-delimited JSON each line has `text`, `input_ids` or
     `input_features`, and gets a line of the answer. `inputs` has the extra inputs of a model by
@@ -259,7 +260,7 @@ async def _read(request: Request, kind: str, service: Service) -> _Body:
         InferRequest,
         other_types=(TEXT, NPY, BYTES, *LINES_TYPES),
         max_entries=dict.fromkeys(
-            ("texts", "input_ids", "input_features", "inputs"), max_documents
+            ("texts", "text_pair", "input_ids", "input_features", "inputs"), max_documents
         ),
     )
     return _Body(body.documents, body.text is not None, body.given)
@@ -268,6 +269,8 @@ async def _read(request: Request, kind: str, service: Service) -> _Body:
 async def _read_single(request: Request, kind: str, service: Service) -> Document:
     """Return the document of a body that is not JSON."""
     classifier, settings = service.model.classifier, service.settings
+    if kind == TEXT:
+        classifier.check_text("")  # a model of pairs has no single text
     if extras := classifier.manifest.extra_inputs:
         raise InputError(
             f"Expected JSON with the inputs {', '.join(e.name for e in extras)}, got {kind}.",

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from aftexport.extra_inputs import ExtraInput
+from aftexport.extra_inputs import TOKEN_TYPES, ExtraInput
 from aftserve.api.model_choice import OPEN, chosen_or_none, path_name, shows_names, visible
 from aftserve.api.open_inference.schemas import InferenceRequest
 from aftserve.api.request_body import (
@@ -95,6 +95,8 @@ def _put_limits(described: Schema, classifier: Classifier) -> None:
         classifier.has_tokenizer,
         manifest.extra_inputs,
     )
+    if manifest.text_pairs and classifier.has_tokenizer:
+        _put_pairs(bodies, manifest.extra_inputs)
     described["components"]["schemas"].update(bodies)
     content = described["paths"]["/infer"]["post"]["requestBody"]["content"]
     if classifier.takes_bytes:
@@ -143,6 +145,17 @@ def _bodies(
             InferRequest, many, _fields_beside(many, extras, ("text",)), has_extras=bool(extras)
         ),
     }
+
+
+def _put_pairs(bodies: Mapping[str, Schema], extras: Sequence[ExtraInput]) -> None:
+    """Put the second text beside each text, of which the tokenizer makes the types of tokens."""
+    others = [extra for extra in extras if extra.name != TOKEN_TYPES]
+    seconds = {"text": TEXT_SCHEMA, "texts": several(TEXT_SCHEMA)}
+    fields = _fields_beside(seconds, others, ("text",))
+    for form in (one for body in bodies.values() for one in body["oneOf"]):
+        if (name := form["required"][0]) in seconds:
+            form["required"] = [name, "text_pair", *(["inputs"] if others else [])]
+            form["properties"] |= {"text_pair": seconds[name], "inputs": fields[name]}
 
 
 def _fields_beside(

@@ -162,6 +162,7 @@ def _describe(service: Service) -> Info:
         operators=manifest.operators,
         methods=[ProductMethod(**asdict(choice)) for choice in model.methods],
         tokenizer=classifier.has_tokenizer,
+        text_pairs=manifest.text_pairs,
         evidence=manifest.evidence_heads is not None,
         explainable=explainable(manifest),
         limits=Limits(

@@ -407,7 +407,8 @@ def document_schemas(classifier: Classifier | None) -> list[Schema]:
     if manifest.features is not None or manifest.extra_inputs:
         return []
     ids = ids_schema(manifest.vocab_size, classifier.min_tokens)
-    return [*([TEXT_SCHEMA] if classifier.has_tokenizer else []), ids]
+    takes_text = classifier.has_tokenizer and not manifest.text_pairs
+    return [*([TEXT_SCHEMA] if takes_text else []), ids]
 
 
 def any_of(schemas: list[Schema]) -> Schema:

@@ -28,6 +28,7 @@ from aftserve.model.documents import (
     check_evidence,
     cut_document,
     token_answers,
+    tokenized_text,
     windows_of,
 )
 from aftserve.model.evidence import FurtherRuns
@@ -37,7 +38,7 @@ from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.scheduling.batching import MAX_LENGTH_RATIO
 from aftserve.schemas import DocumentResult, Timings, Windows
 from aftserve.settings import Settings
-from aftserve.types import Document, ExtraFields, Tokens
+from aftserve.types import Document, ExtraFields, Text, Tokens
 
 _MAX_HELD_TOKENS = 1 << 22
 """Maximum tokens of the documents that are held at a time, unless a single one has more."""
@@ -163,17 +164,17 @@ class OfflineClassifier:
         if isinstance(document, AftexportError):
             raise document
         classifier = self.classifier
-        if isinstance(document, str):
+        if isinstance(document, Text):
             start = time.perf_counter()
-            ids, marks = classifier.encode_marked(document)
-            seconds = time.perf_counter() - start
+            encoded = classifier.encode_marked(document)
             # Only spans and evidence need the text: do not hold it for other answers.
-            kept = document if marks is not None or wanted.explained else ids
+            is_kept = encoded.marks is not None or wanted.explained
+            one = tokenized_text(classifier, document if is_kept else encoded.ids, encoded, given)
+            one = replace(one, tokenize_seconds=time.perf_counter() - start)
         else:
-            kept = ids = self._tokens(document, wanted)
-            marks, seconds = None, 0.0
-        extras = classifier.check_extras(given, len(ids))
-        one = cut_document(classifier, kept, ids, marks, extras, seconds)
+            ids = self._tokens(document, wanted)
+            extras = classifier.check_extras(given, len(ids))
+            one = cut_document(classifier, ids, ids, None, extras)
         check_evidence(classifier, wanted, len(one.used))
         return one
 

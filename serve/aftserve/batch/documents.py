@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 
 from aftexport.errors import AftexportError, InputError, UsageError
 from aftserve.batch.text_files import ARRAY, files_below, read_text, shown
+from aftserve.types import Text, TextPair
 
 ROWS = 256
 """Documents of a block. An actor takes one block at a time, and repeats it after a restart."""
-PATH, TEXT = "path", "text"
+PATH, TEXT, TEXT_PAIR = "path", "text", "text_pair"
 INPUT = "input:"
 """Start of the name of a column with an extra input."""
 _TABLES = (".csv", ".jsonl", ".ndjson", ".tsv")
@@ -104,12 +105,7 @@ class ParquetTexts(Documents):
         for path, schema in schemas.items():
             columns = [text] if id is None else [text, id]
             _check_columns(path, schema, columns, remedy="Name them by --text and --id.")
-            kind = schema.field(text).type
-            if not _is_of_texts(kind):
-                raise UsageError(
-                    f"Column {text!r} of {path} must hold strings, got {kind}.",
-                    "Name another column by --text.",
-                )
+            _check_texts(path, text, schema, "Name another column by --text.")
         kinds = {schema.field(id).type: path for path, schema in schemas.items() if id is not None}
         if len(kinds) > 1:
             said = ", ".join(f"{kind} in {path}" for kind, path in kinds.items())
@@ -127,6 +123,9 @@ class ParquetTexts(Documents):
                 names,
                 remedy="Write a column for each extra input of the model.",
             )
+        if TEXT_PAIR in names:
+            for path in self.files:
+                _check_texts(path, TEXT_PAIR, pq.read_schema(path), "Write texts to it.")
         if clash := next((name for name in names if name in (self.text, self.id)), None):
             raise UsageError(
                 f"Column {clash!r} is an input of the model, got it for --text or --id too.",
@@ -185,21 +184,26 @@ def find(place: Path, *, text: str | None, id: str | None) -> Documents:
     return documents
 
 
-def texts_of(block: pa.Table, max_characters: int) -> Iterator[str | Path | AftexportError]:
-    """Yield the text of each document of a block, the path of a .npy file, or the error."""
+def texts_of(block: pa.Table, max_characters: int) -> Iterator[Text | Path | AftexportError]:
+    """Yield each text or pair of a block, the path of a .npy file, or the error."""
     # A file of more than ``max_characters`` is not read.
     if PATH in block.column_names:
         for cell in block[PATH]:
             path = Path(os.fsdecode(cell.as_py()))
             yield path if path.suffix == ARRAY else read_text(path, max_characters)
         return
-    for cell in block[TEXT]:
-        yield _text(cell)
+    if (second := f"{INPUT}{TEXT_PAIR}") not in block.column_names:
+        yield from map(_text, block[TEXT])
+        return
+    for pair in zip(map(_text, block[TEXT]), map(_text, block[second]), strict=True):
+        error = next((one for one in pair if isinstance(one, AftexportError)), None)
+        yield error or TextPair(*map(str, pair))
 
 
 def fields_of(block: pa.Table) -> Iterator[dict[str, Any]]:
     """Yield the extra inputs of each document of a block; None for a missing one."""
-    columns = [name for name in block.column_names if name.startswith(INPUT)]
+    own = f"{INPUT}{TEXT_PAIR}"  # of the document itself
+    columns = [name for name in block.column_names if name.startswith(INPUT) and name != own]
     for row in range(len(block)):
         yield {name.removeprefix(INPUT): _value(block[name][row]) for name in columns}
 
@@ -248,6 +252,11 @@ def _check_columns(path: str, schema: pa.Schema, columns: Sequence[str], *, reme
                 f"{path} must have one column {name!r}, got {', '.join(schema.names)}.",
                 remedy,
             )
+
+
+def _check_texts(path: str, column: str, schema: pa.Schema, remedy: str) -> None:
+    if not _is_of_texts(kind := schema.field(column).type):
+        raise UsageError(f"Column {column!r} of {path} must hold strings, got {kind}.", remedy)
 
 
 def _is_of_texts(kind: pa.DataType) -> bool:

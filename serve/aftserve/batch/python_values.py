@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 
 from aftexport.errors import InputError
-from aftserve.types import Document
+from aftserve.client.request import is_pair
+from aftserve.types import Document, Text, TextPair
 
 
 def checked_document(document: Any) -> Document | InputError:
     """Return a document in the form of a request, or the error of its type."""
-    if isinstance(document, str):
+    if isinstance(document, Text):
         return document
+    if is_pair(document):
+        return TextPair(*document)
     if isinstance(document, np.ndarray):
         if document.ndim == 1 and document.dtype.kind in "iu":
             return document.astype(np.int64)
@@ -26,7 +29,8 @@ def checked_document(document: Any) -> Document | InputError:
         )
     if not isinstance(document, Sequence) or isinstance(document, bytes | bytearray):
         return InputError(
-            f"A document must be a text, token ids or features, got {type(document).__name__}.",
+            "A document must be a text, a tuple of two texts, token ids or features, got "
+            f"{type(document).__name__}.",
             "Convert it.",
         )
     if document and isinstance(document[0], Sequence | np.ndarray):

@@ -10,7 +10,7 @@ _EPILOG = """\
 INPUT is a folder in which each file is a document in UTF-8, or a Parquet file or folder. The
 output has a row for each document, in order: its path from INPUT, its id or its number, and the
 server's answer or an error. The output is complete or not written. Extra inputs of a model are
-columns of the same names.
+columns of the same names, and so is text_pair, the second text of a model of pairs.
 
   aftserve batch model.bundle mails/ --output mails.jsonl
   aftserve batch model.bundle mails.parquet --text body --id number --output labels.parquet

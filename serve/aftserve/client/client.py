@@ -17,7 +17,9 @@ from aftserve.client.request import (
     ArrayBody,
     Fields,
     Names,
+    Pair,
     check_one_given,
+    is_pair,
     line_of,
     path_and_headers,
     query_of,
@@ -105,7 +107,7 @@ class Client:
     @overload
     def infer(
         self,
-        documents: Sequence[str] | Sequence[Sequence[int]],
+        documents: Sequence[str] | Sequence[Pair] | Sequence[Sequence[int]],
         *,
         inputs: Sequence[Fields] | None = None,
         evidence: int = 0,
@@ -132,7 +134,7 @@ class Client:
 
     def infer(
         self,
-        documents: str | Sequence[str] | Sequence[Sequence[int]] | None = None,
+        documents: str | Sequence[str] | Sequence[Pair] | Sequence[Sequence[int]] | None = None,
         *,
         features: Array | None = None,
         inputs: Fields | Sequence[Fields] | None = None,
@@ -146,7 +148,8 @@ class Client:
         """Classify one text, or several texts or documents of token ids, in one request.
 
         Args:
-            documents: one text, several texts, or several documents of token ids.
+            documents: one text, several texts, several pairs of texts as tuples, or several
+                documents of token ids.
             features: one document of features instead, an array ``[tokens, features]``.
             inputs: the extra inputs by name, numbers, lists or arrays: a mapping for one text, a
                 list of mappings for several documents. Features are then sent as JSON.
@@ -174,14 +177,19 @@ class Client:
             with _valid_response():
                 return Result.read(response.json())
         listed = list(documents or ())
-        form = "texts" if all(isinstance(one, str) for one in listed) else "input_ids"
-        response = self._ask({form: listed, **beside}, query, deadline)
+        if listed and all(map(is_pair, listed)):
+            texts, seconds = zip(*listed, strict=True)
+            content: dict[str, Any] = {"texts": texts, "text_pair": seconds}
+        else:
+            form = "texts" if all(isinstance(one, str) for one in listed) else "input_ids"
+            content = {form: listed}
+        response = self._ask(content | beside, query, deadline)
         with _valid_response():
             return [Result.read(result) for result in response.json()["results"]]
 
     def infer_each(
         self,
-        documents: Iterable[str | Sequence[int]] | None = None,
+        documents: Iterable[str | Pair | Sequence[int]] | None = None,
         *,
         features: Iterable[Array] | None = None,
         inputs: Iterable[Fields] | None = None,
@@ -200,7 +208,7 @@ class Client:
         own, unless there are extra inputs: then they are sent as JSON.
 
         Args:
-            documents: texts or token ids; consumed as needed.
+            documents: texts, pairs of texts as tuples, or token ids; consumed as needed.
             features: documents of features instead, arrays ``[tokens, features]``; consumed as
                 needed.
             inputs: the extra inputs of each document; consumed as needed.
@@ -241,7 +249,7 @@ class Client:
     @contextmanager
     def stream(
         self,
-        document: str | Sequence[int] | None = None,
+        document: str | Pair | Sequence[int] | None = None,
         *,
         features: Array | None = None,
         inputs: Fields | None = None,
@@ -257,7 +265,7 @@ class Client:
         The memory does not grow with the document. Leaving the block ends the request.
 
         Args:
-            document: a text or token ids.
+            document: a text, a pair of texts as a tuple, or token ids.
             features: a document of features instead, an array ``[tokens, features]``.
             inputs: the extra inputs by name. Features are then sent as JSON.
             evidence, evidence_tokens, evidence_check, explain, outputs: see ``infer``.

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 from urllib.parse import urlencode
 
 from aftserve.client.results import DeadlineError, InvalidRequestError
@@ -72,6 +72,15 @@ def _header(tokens: int, width: int) -> bytes:
     return b"\x93NUMPY\x01\x00" + size.to_bytes(2, "little") + f"{text:<{size - 1}}\n".encode()
 
 
+Pair = tuple[str, str]
+"""A text and its second text, which are one document."""
+
+
+def is_pair(document: object) -> TypeGuard[Pair]:
+    """Return whether a document is a pair of texts."""
+    return isinstance(document, tuple) and list(map(type, document)) == [str, str]
+
+
 def check_one_given(documents: object, features: object) -> None:
     """Raise TypeError unless exactly one of both is given."""
     if (documents is None) == (features is None):
@@ -79,25 +88,29 @@ def check_one_given(documents: object, features: object) -> None:
 
 
 def single_body(
-    document: str | Sequence[int] | None, features: Array | None, inputs: Fields | None
+    document: str | Pair | Sequence[int] | None, features: Array | None, inputs: Fields | None
 ) -> tuple[str, bytes | ArrayBody]:
     """Return the media type and the body of a request with one document."""
     if features is not None and inputs is None:
         body = ArrayBody(features)
         return body.content_type, body
     content: dict[str, Any] = {"text": document, "inputs": inputs}
-    if not isinstance(document, str):
+    if is_pair(document):
+        content |= dict(zip(("text", "text_pair"), document, strict=True))
+    elif not isinstance(document, str):
         name, value = ("input_ids", document) if features is None else ("input_features", features)
         content = {name: [value], "inputs": None if inputs is None else [inputs]}
     return JSON, to_json({name: value for name, value in content.items() if value is not None})
 
 
 def line_of(
-    document: str | Sequence[int] | Array, fields: Iterator[Fields] | None, name: str | None
+    document: str | Pair | Sequence[int] | Array, fields: Iterator[Fields] | None, name: str | None
 ) -> bytes:
     """Return a line with a document in the field ``name``, and the next extra inputs."""
     name = name or ("text" if isinstance(document, str) else "input_ids")
     content: dict[str, Any] = {name: document}
+    if is_pair(document):
+        content = dict(zip(("text", "text_pair"), document, strict=True))
     if fields is not None:
         if (given := next(fields, None)) is None:
             raise ValueError("inputs must have an entry for each document, got fewer")

@@ -98,6 +98,8 @@ class Span:
         above_average: contribution minus the contribution of as many average tokens.
         start, end: its first character and the one after its last, if the document was a text.
         text: the passage, if the document was a text.
+        text_pair: whether these are of the second text of a pair; None for one text, and for a
+            passage from the one into the other.
         logit_without: logit of the document without the passage, if it was checked.
         drop: the logit minus ``logit_without``.
         until_token: the token after the last that ``contribution`` counts, of a causal model.
@@ -110,6 +112,7 @@ class Span:
     start: int | None = None
     end: int | None = None
     text: str | None = None
+    text_pair: bool | None = None
     logit_without: float | None = None
     drop: float | None = None
     until_token: int | None = None

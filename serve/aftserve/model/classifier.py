@@ -3,13 +3,13 @@
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding
+from tokenizers import Encoding, Tokenizer
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.bundle.tokenizer import is_byte_tokenizer, normalizer_growth
@@ -19,7 +19,7 @@ from aftexport.engines import Engine, Stop
 from aftexport.engines.onnxruntime.sessions import padded_choices
 from aftexport.engines.peak_memory import PeakMemory
 from aftexport.errors import InputError, panics_as_errors
-from aftexport.extra_inputs import NO_EXTRAS, ExtraValues, check_values, stacked
+from aftexport.extra_inputs import NO_EXTRAS, TOKEN_TYPES, ExtraValues, check_values, stacked
 from aftexport.system.contract import EVIDENCE, EXPLAINED, FEATURES, IDS, LENGTHS, MAX_TOKENS
 from aftserve.errors import DocumentTooLongError
 from aftserve.model.answers import NO_MARKS, Answer, AnswerBuilder, Decoding
@@ -27,7 +27,7 @@ from aftserve.model.feature_tokens import FeatureTokens
 from aftserve.model.token_marks import TokenMarker, TokenMarks
 from aftserve.model.wanted import EVERY_HEAD, Wanted
 from aftserve.settings import AnswerPolicy, Policy
-from aftserve.types import ExtraFields, Tokens
+from aftserve.types import ExtraFields, Text, TextPair, Tokens, texts_of
 
 PIECE_CHARACTERS = 1 << 16
 """Length of the pieces in which texts are counted, which is fast and needs little memory."""
@@ -58,6 +58,11 @@ def _check_form(*, is_features: bool, expected: bool) -> None:
         )
 
 
+def _sequences(text: Text) -> str | tuple[str, ...]:
+    """Return a text as the tokenizers library takes it."""
+    return text if isinstance(text, str) else texts_of(text)
+
+
 @contextmanager
 def _tokenizing() -> Iterator[None]:
     try:
@@ -69,6 +74,19 @@ def _tokenizing() -> Iterator[None]:
             "Send Unicode text without lone surrogates, in words that the model knows, and without "
             "millions of equal characters in a row.",
         ) from error
+
+
+@dataclass(frozen=True)
+class EncodedText:
+    """The checked tokens of a text, or of a pair of texts."""
+
+    ids: NDArray[np.int64]
+    marks: TokenMarks | None = None
+    """The marks of the tokens; None if no head has spans."""
+    types: NDArray[np.int64] | None = None
+    """The types of the tokens of a pair; None if the model has no such input."""
+    used: NDArray[np.int64] | None = None
+    """The tokens of a pair, cut if it is too long; None for one text, which is cut later."""
 
 
 class Classifier:
@@ -104,6 +122,7 @@ class Classifier:
         self.windowed = chunked if isinstance(chunked, WindowedModel) else None
         self.policy: AnswerPolicy = "windows" if self.windowed else policy
         self._cuts = policy in ("head", "tail")
+        self._pair_cutter: Tokenizer | None = None
         self._memory, self._memory_budget = memory, memory_budget
         self.min_tokens = min_tokens
         own = None if self.windowed else self.manifest.max_tokens
@@ -115,6 +134,13 @@ class Classifier:
             self.whole_tokens = memory.longest(memory_budget, most)
         if policy != "exact" or chunked is None:
             self.max_tokens = self.whole_tokens
+        if self.manifest.text_pairs and self._tokenizer is not None and self._cuts:
+            self._pair_cutter = Tokenizer.from_str(self._tokenizer.to_str())
+            self._pair_cutter.enable_truncation(
+                self.max_tokens,
+                strategy="longest_first",
+                direction="left" if policy == "tail" else "right",
+            )
         # Predicted bytes of the runs since the last release: of the largest, and of all that were
         # larger than those before.
         self._largest = self._kept = 0
@@ -136,10 +162,10 @@ class Classifier:
     def _seconds(self, text: str) -> float:
         start = time.perf_counter()
         with suppress(InputError):  # it may not know the words
-            self.encode_marked(text)
+            self.encode_marked(TextPair(text, "") if self.manifest.text_pairs else text)
         return time.perf_counter() - start
 
-    def encode_inline(self, text: str) -> tuple[Tokens, TokenMarks | None]:
+    def encode_inline(self, text: Text) -> EncodedText:
         """Return the result of ``encode_marked`` for a text of ``inline_characters`` at most."""
         start = time.perf_counter()
         try:
@@ -158,16 +184,29 @@ class Classifier:
         """Whether the bundle has a tokenizer and so takes texts."""
         return self._tokenizer is not None
 
-    def check_text(self, text: str) -> None:
-        """Check a text before it is tokenized.
+    def check_text(self, text: Text) -> None:
+        """Check a text, or a pair of texts, before it is tokenized.
 
         Raises:
-            InputError: if the bundle has no tokenizer.
+            InputError: if the bundle has no tokenizer, or takes pairs and this is none, or the
+                reverse.
             DocumentTooLongError: if it has more than ``max_characters``.
         """
         if self._tokenizer is None:
             main = self.manifest.main_input
             raise InputError("This model has no tokenizer.", f"Send {main} instead of text.")
+        if isinstance(text, TextPair) is not self.manifest.text_pairs:
+            raise (
+                InputError(
+                    "This model takes pairs of texts, got one text.",
+                    "Send text and text_pair in JSON.",
+                )
+                if self.manifest.text_pairs
+                else InputError(
+                    "This model takes one text, got a pair.",
+                    "Leave text_pair out; a model exported with --text-pairs takes pairs.",
+                )
+            )
         self.check_characters(len(text))
 
     def check_characters(self, count: int, *, more: bool = False) -> None:
@@ -188,8 +227,13 @@ class Classifier:
             raise DocumentTooLongError(
                 f"A document must have at most {self.max_tokens} tokens, the limit of the model, "
                 f"{got}.",
-                "Send a shorter one; the server never truncates it silently. A model exported with "
-                "--long-documents windows reads longer ones in windows.",
+                "Send a shorter one; the server never truncates it silently. "
+                + (
+                    "With --long-documents head it cuts the longer of two texts."
+                    if self.manifest.text_pairs
+                    else "A model exported with --long-documents windows reads longer ones in "
+                    "windows."
+                ),
             )
         if self._memory is None or tokens > self._model_tokens:
             raise DocumentTooLongError(
@@ -214,7 +258,7 @@ class Classifier:
         self.check_length(tokens, more=True)
         return tokens
 
-    def encode(self, text: str) -> Tokens:
+    def encode(self, text: str) -> NDArray[np.int64]:
         """Return the checked tokens of a text; one that is far too long is refused early.
 
         Raises:
@@ -224,21 +268,29 @@ class Classifier:
         self._check_size(text)
         return self.check_ids(self.tokenize(text))
 
-    def encode_marked(self, text: str) -> tuple[Tokens, TokenMarks | None]:
-        """Return the checked tokens of a text, and their marks if a head has spans."""
-        if self._marker is None:
-            return self.encode(text), None
+    def encode_marked(self, text: Text) -> EncodedText:
+        """Return the checked tokens of a text or a pair, and their marks if a head has spans."""
+        if self._marker is None and isinstance(text, str):
+            return EncodedText(self.encode(text))
         self._check_size(text)
-        encoding = self.encoding(text)
+        encoding = self._whole_encoding(text)
         ids = self.check_ids(np.array(encoding.ids, dtype=np.int64))
-        return ids, self._marker.marks(text, encoding)
+        if isinstance(text, str):
+            return EncodedText(ids, self._marks(text, encoding))
+        encoding = self._cut_pair(text, encoding)
+        types = np.array(encoding.type_ids) if self.manifest.typed_pairs else None
+        return EncodedText(ids, self._marks(text, encoding), types, np.array(encoding.ids))
 
-    def _check_size(self, text: str) -> None:
+    def _marks(self, text: Text, encoding: Encoding) -> TokenMarks | None:
+        return None if self._marker is None else self._marker.marks(text, encoding)
+
+    def _check_size(self, text: Text) -> None:
         self.check_text(text)
         if len(text) > _LONG_CHARACTERS_PER_TOKEN * self.max_tokens and not self._cuts:
             tokens = 0
-            for start in range(0, len(text), PIECE_CHARACTERS):
-                tokens = self.count(text[start : start + PIECE_CHARACTERS], tokens)
+            for one in texts_of(text):
+                for start in range(0, len(one), PIECE_CHARACTERS):
+                    tokens = self.count(one[start : start + PIECE_CHARACTERS], tokens)
 
     def tokenize(self, text: str) -> NDArray[np.int64]:
         """Return the token ids of a text; other threads can run meanwhile."""
@@ -249,12 +301,25 @@ class Classifier:
             encoded = self._tokenizer.encode_batch_fast([text])[0]
         return np.array(encoded.ids, dtype=np.int64)
 
-    def encoding(self, text: str) -> Encoding:
-        """Return the tokens of a text with the characters of each; see ``tokenize``."""
+    def encoding(self, text: Text) -> Encoding:
+        """Return the tokens of a text or a cut pair with the characters of each."""
+        encoding = self._whole_encoding(text)
+        return encoding if isinstance(text, str) else self._cut_pair(text, encoding)
+
+    def _whole_encoding(self, text: Text) -> Encoding:
+        """Return the tokens of a text or a pair; see ``tokenize``."""
         assert self._tokenizer is not None  # checked by check_text
-        self._check_normalized(text)
+        for one in texts_of(text):
+            self._check_normalized(one)
         with _tokenizing():
-            return self._tokenizer.encode_batch([text])[0]
+            return self._tokenizer.encode_batch([_sequences(text)])[0]
+
+    def _cut_pair(self, pair: TextPair, encoding: Encoding) -> Encoding:
+        """Return the tokens of a pair, of which the longer text is cut first if it is too long."""
+        if self._pair_cutter is None or len(encoding) <= self.max_tokens:
+            return encoding
+        with _tokenizing():
+            return self._pair_cutter.encode_batch([_sequences(pair)])[0]
 
     def _check_normalized(self, text: str) -> None:
         """Refuse a text that the normalizer would make far longer, in pieces of bounded size."""
@@ -273,7 +338,7 @@ class Classifier:
                     "Send a shorter one; the server never truncates it silently.",
                 )
 
-    def check(self, document: Sequence[Any] | NDArray[Any] | Tokens) -> Tokens:
+    def check(self, document: Sequence[Any] | NDArray[Any] | Tokens | TextPair) -> Tokens:
         """Check the tokens of one document, and return them for the model.
 
         Raises:
@@ -307,8 +372,10 @@ class Classifier:
             )
         self.check_length(tokens)
 
-    def check_extras(self, given: ExtraFields, tokens: int) -> ExtraValues:
-        """Return the checked extra inputs of a document of ``tokens`` tokens.
+    def check_extras(
+        self, given: ExtraFields, tokens: int, types: NDArray[np.int64] | None = None
+    ) -> ExtraValues:
+        """Return the checked extra inputs of a document of ``tokens`` tokens, with its types.
 
         Raises:
             InputError: if one is missing, unknown, or does not fit, or they are not a mapping.
@@ -320,6 +387,13 @@ class Classifier:
                 f"{type(given).__name__}.",
                 remedy,
             )
+        if types is not None:
+            if TOKEN_TYPES in given:
+                raise InputError(
+                    f"The tokenizer makes {TOKEN_TYPES} of a pair, got them in the request too.",
+                    f"Leave {TOKEN_TYPES} out, or send input_ids instead of text.",
+                )
+            given = {**given, TOKEN_TYPES: types}
         try:
             return check_values(self.manifest.extra_inputs, given, tokens)
         except ValueError as error:

@@ -23,12 +23,12 @@ from aftexport.heads import Head, Span, TokenResult, is_one_label
 from aftexport.system.contract import largest
 from aftserve.http.clients import LoopTurns, current_client
 from aftserve.model.answers import NO_MARKS, Answer, Decoding, numbers_per_token
-from aftserve.model.classifier import Classifier
+from aftserve.model.classifier import Classifier, EncodedText
 from aftserve.model.token_marks import TokenMarks
 from aftserve.model.wanted import EVERY_HEAD, MAX_EVIDENCE_NUMBERS, Wanted
 from aftserve.schemas import DecidingWindow, DocumentResult, Timings, Windows
 from aftserve.settings import AnswerPolicy
-from aftserve.types import Document, ExtraFields, Tokens
+from aftserve.types import Document, ExtraFields, Text, Tokens
 
 T = TypeVar("T")
 _THREADS = 2
@@ -51,8 +51,8 @@ class TokenizerPool:
         self._long_thread = ThreadPoolExecutor(1, "long-tokenizer")
         self._client_turns = WeakValueDictionary[tuple[str, bool], asyncio.Semaphore]()
 
-    async def encode(self, classifier: Classifier, text: str) -> tuple[Tokens, TokenMarks | None]:
-        """Return the checked tokens of a text and their marks; see ``Classifier.encode_marked``."""
+    async def encode(self, classifier: Classifier, text: Text) -> EncodedText:
+        """Return the checked tokens of a text or a pair; see ``Classifier.encode_marked``."""
         if len(text) <= classifier.inline_characters:
             await self._turns.take()
             return classifier.encode_inline(text)
@@ -160,22 +160,32 @@ async def tokenize_document(
     Raises:
         InputError: if the document cannot be classified.
     """
-    marks, seconds = None, 0.0
     try:
-        if isinstance(document, str):
+        if isinstance(document, Text):
             classifier.check_text(document)  # before it waits for a thread
             start = time.perf_counter()
-            ids, marks = await pool.encode(classifier, document)
-            seconds = time.perf_counter() - start
+            encoded = await pool.encode(classifier, document)
+            one = tokenized_text(classifier, document, encoded, given)
+            one = replace(one, tokenize_seconds=time.perf_counter() - start)
         else:
             ids = await pool.check(classifier, document)
-        classifier.check_words(marks, wanted)
-        extras = classifier.check_extras(given, len(ids))
-        one = cut_document(classifier, document, ids, marks, extras, seconds)
+            extras = classifier.check_extras(given, len(ids))
+            one = cut_document(classifier, document, ids, None, extras)
+        classifier.check_words(one.marks, wanted)
         check_evidence(classifier, wanted, len(one.used))
     except InputError as error:
         raise type(error)(f"document {index}: {error.problem}", error.remedy) from error
     return one
+
+
+def tokenized_text(
+    classifier: Classifier, document: Text | Tokens, encoded: EncodedText, given: ExtraFields
+) -> TokenizedDocument:
+    """Return an encoded text with its extra inputs, cut by the policy for long documents."""
+    tokens = encoded.ids if encoded.used is None else encoded.used
+    extras = classifier.check_extras(given, len(tokens), encoded.types)
+    one = cut_document(classifier, document, tokens, encoded.marks, extras)
+    return replace(one, ids=encoded.ids)
 
 
 def cut_document(
@@ -184,7 +194,6 @@ def cut_document(
     ids: Tokens,
     marks: TokenMarks | None,
     extras: ExtraValues,
-    seconds: float = 0.0,
 ) -> TokenizedDocument:
     """Cut a tokenized document by the policy for long documents."""
     used = classifier.cut(ids)
@@ -192,7 +201,7 @@ def cut_document(
     if marks is not None:
         marks = marks.part(first, first + len(used))
     extras = extras.part(first, first + len(used))
-    return TokenizedDocument(document, ids, used, first, seconds, marks, extras)
+    return TokenizedDocument(document, ids, used, first, 0.0, marks, extras)
 
 
 def check_evidence(classifier: Classifier, wanted: Wanted, tokens: int) -> None:

@@ -13,7 +13,7 @@ and the run of raised rows, of any length, stands for the tokens at its beginnin
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from aftserve.model.classifier import Classifier
 from aftserve.model.documents import TokenizedDocument
 from aftserve.model.wanted import AnswerOptions, Wanted
 from aftserve.schemas import DocumentResult, Evidence, EvidenceSpan
-from aftserve.types import Document
+from aftserve.types import Document, Text, texts_of
 
 T = TypeVar("T")
 FurtherRuns = Generator[tuple[list[TokenizedDocument], Wanted], list[Answer], T]
@@ -66,18 +66,22 @@ def explain(
     options: AnswerOptions,
 ) -> Explained:
     """Return the contributions of a document's tokens to each of its explained logits."""
-    encoding = classifier.encoding(document) if isinstance(document, str) else None
+    encoding, texts = None, tuple[str, ...]()
+    if isinstance(document, Text):
+        encoding, texts = classifier.encoding(document), texts_of(document)
     is_causal = _is_causal(classifier.manifest)
 
     def span(passage: Passage) -> EvidenceSpan:
         start, end = first + passage.start, first + passage.end
         place = _characters(encoding, start, end) if encoding is not None else None
-        characters = {} if place is None else {"start": place[0], "end": place[1]}
-        text = None if place is None else str(document[place[0] : place[1]])
+        characters: dict[str, Any] = {}
+        if place is not None:
+            sequence, begin, after = place
+            characters = {"start": begin, "end": after, "text": texts[sequence][begin:after]}
+            characters["text_pair"] = sequence == 1 if len(texts) == 2 else None
         return EvidenceSpan(
             start_token=start,
             end_token=end,
-            text=text,
             contribution=passage.added,
             above_average=passage.above,
             until_token=first + passage.until if is_causal else None,
@@ -160,19 +164,23 @@ def add_evidence(
     result.evidence = largest.model_copy(update={"head": None, "name": name})
 
 
-def _characters(encoding: Encoding, start: int, end: int) -> tuple[int, int] | None:
-    """Return the first character of a run of tokens, and the one after its last.
+def _characters(encoding: Encoding, start: int, end: int) -> tuple[int, int, int] | None:
+    """Return the text of a run of tokens, 1 for the second, its first character and its end.
 
-    The tokens are looked up one by one, because a list of all tokens would hold the GIL for long.
+    None for a run without characters, or one from one text into the other. The tokens are looked
+    up one by one, because a list of all tokens would hold the GIL for long.
     """
 
-    def shown(tokens: Iterable[int]) -> tuple[int, int] | None:
-        places = map(encoding.token_to_chars, tokens)
-        # A token that the tokenizer inserted has no characters.
-        return next((place for place in places if place and place[0] < place[1]), None)
+    def shown(tokens: Iterable[int]) -> tuple[int, int, int] | None:
+        for token in tokens:
+            place, sequence = encoding.token_to_chars(token), encoding.token_to_sequence(token)
+            # A token that the tokenizer inserted has no characters.
+            if place and place[0] < place[1]:
+                return sequence or 0, *place
+        return None
 
     first, last = shown(range(start, end)), shown(reversed(range(start, end)))
-    return (first[0], last[1]) if first and last else None
+    return (*first[:2], last[2]) if first and last and first[0] == last[0] else None
 
 
 def passages(

@@ -13,6 +13,7 @@ from tokenizers import Encoding, Tokenizer
 
 from aftexport.heads.token_head import Mask
 from aftserve.model.answers import Decoding
+from aftserve.types import Text, texts_of
 
 _NO_CHARACTERS = (0, 0)
 
@@ -51,8 +52,8 @@ class TokenMarker:
         self._tokenizer = tokenizer
         self._with_words = with_words
 
-    def marks(self, text: str, encoding: Encoding) -> TokenMarks:
-        """Return the marks of a text's tokens; other threads can run meanwhile."""
+    def marks(self, text: Text, encoding: Encoding) -> TokenMarks:
+        """Return the marks of the tokens of a text or a pair; other threads can run meanwhile."""
         count = len(encoding)
         # Look tokens up one by one: a list of all their places would hold the GIL for long.
         places = map(encoding.token_to_chars, range(count))
@@ -66,16 +67,18 @@ class TokenMarker:
         return TokenMarks(characters, is_special, words)
 
     def _starts(
-        self, text: str, encoding: Encoding, characters: NDArray[np.uint32]
+        self, text: Text, encoding: Encoding, characters: NDArray[np.uint32]
     ) -> Iterator[bool]:
-        unknown, has_prefix = self._unknown_id, self._has_prefix
-        for id, (start, end) in zip(encoding.ids, map(tuple, characters), strict=True):
+        unknown, has_prefix, texts = self._unknown_id, self._has_prefix, texts_of(text)
+        places = map(tuple, characters)
+        for token, (id, (start, end)) in enumerate(zip(encoding.ids, places, strict=True)):
             if id == unknown:
                 yield True
             elif has_prefix:
                 yield self._lengths[id] == end - start
             else:
-                yield start == 0 or " " in text[start - 1 : start + 1]
+                own = texts[encoding.token_to_sequence(token) or 0]
+                yield start == 0 or " " in own[start - 1 : start + 1]
 
     @cached_property
     def _has_prefix(self) -> bool:

@@ -37,8 +37,8 @@ def tokenizer(**parts: Any) -> Tokenizer:
     return one
 
 
-def template(single: str) -> Any:
-    return processors.TemplateProcessing(single=single, special_tokens=[FIRST])
+def template(single: str, pair: str = "$A $B") -> Any:
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=[FIRST])
 
 
 CHAIN = [Replace(old, new * 100) for old, new in zip("abcde", "bcdef", strict=True)]
@@ -58,6 +58,8 @@ CHAIN = [Replace(old, new * 100) for old, new in zip("abcde", "bcdef", strict=Tr
             {"post_processor": processors.Sequence([template("[CLS] $A $A"), template("$A")])},
             "2 copies",
         ),
+        ({"post_processor": template("$A", "$A [CLS] $B $B")}, "got 1 tokens and 2 copies"),
+        ({"post_processor": template("$A", "$A $B" + " [CLS]" * 257)}, "got 257 tokens"),
     ],
 )
 def test_growing_tokenizer_is_refused(parts: dict[str, Any], said: str) -> None:

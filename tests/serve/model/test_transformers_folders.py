@@ -100,9 +100,10 @@ def test_spans_are_the_pipelines(aggregation: str, tagger: tuple[Path, Bundle]) 
     count = 0
     with pipeline_of(task, folder, aggregation_strategy=aggregation) as pipeline:
         for text in folders.TEXTS:
-            ids, marks = classifier.encode_marked(text)
+            encoded = classifier.encode_marked(text)
+            marks = encoded.marks
             assert marks is not None
-            (answer,) = classifier.classify([ids], decodings=[marks.decoding])
+            (answer,) = classifier.classify([encoded.ids], decodings=[marks.decoding])
             answers = TokenAnswers(manifest.heads, answer.tokens, 0, text, marks.characters)
             spans = answers.answer("logits").spans
             expected = pipeline(text)

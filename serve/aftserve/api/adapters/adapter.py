@@ -277,7 +277,12 @@ def put_outputs(
 ) -> None:
     """Put the heads that fit a path into an OpenAPI document; none without a classifier."""
     names = heads_for_documents(classifier.manifest, *kinds) if classifier is not None else []
+    put_names(document, path, names)
+
+
+def put_names(document: Schema, path: str, names: Sequence[str]) -> None:
+    """Put the names of outputs among which a request to a path chooses into a document."""
     for parameter in document["paths"][path]["post"]["parameters"]:
         if parameter["name"] == "output" and names:
-            parameter["schema"] = {"type": "string", "enum": names}
+            parameter["schema"] = {"type": "string", "enum": [*names]}
             parameter["required"] = len(names) > 1

@@ -1,10 +1,10 @@
-"""``POST /predict`` and ``/embed`` of text-embeddings-inference.
+"""``POST /predict``, ``/embed`` and ``/rerank`` of text-embeddings-inference.
 
 https://huggingface.github.io/text-embeddings-inference
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from fastapi import APIRouter, Request, params
@@ -25,6 +25,7 @@ from aftserve.api.adapters.adapter import (
     is_document,
     put_outputs,
 )
+from aftserve.api.adapters.rerank import put_rankers, rank, rankers
 from aftserve.api.document_answers import DeadlineSeconds
 from aftserve.api.error_responses import responses
 from aftserve.api.model_choice import ChosenModel
@@ -42,9 +43,9 @@ from aftserve.errors import RefusedError
 from aftserve.model.classifier import Classifier
 from aftserve.model.documents import DocumentAnswer
 from aftserve.serving.repository import ModelRepository
-from aftserve.types import Document
+from aftserve.types import Document, TextPair
 
-PREDICT, EMBED = "/predict", "/embed"
+PREDICT, EMBED, RERANK = "/predict", "/embed", "/rerank"
 ErrorType = Literal["unhealthy", "backend", "overloaded", "validation"]
 
 
@@ -72,7 +73,7 @@ class PredictRequest(_Request):
 
     inputs: Any = Field(
         description="One document, as a text, `[text]` or token ids; or a list of `[text]` or "
-        "token ids. Two texts in a list would be a pair, which no model takes."
+        "token ids. For a model of pairs it is `[text, text_pair]`, or a list of these."
     )
     raw_scores: bool = Field(False, description="Whether scores are the logits.")
 
@@ -91,6 +92,23 @@ class EmbedRequest(_Request):
     normalize: bool | None = Field(None, description="Whether vectors have length 1; true if null.")
     prompt_name: None = Field(None, description="The model has no prompts.")
     dimensions: None = Field(None, description="The vectors have all their dimensions.")
+
+
+class RerankRequest(_Request):
+    """A query, and the texts to rank for it."""
+
+    query: str
+    texts: list[str] = Field(min_length=1, fail_fast=True)
+    raw_scores: bool = Field(False, description="Whether scores are the logits.")
+    return_text: bool = Field(False, description="Whether the answer has the texts.")
+
+
+class Rank(BaseModel):
+    """The relevance of a text."""
+
+    index: int = Field(description="Place of the text in the request.")
+    text: str | None = None
+    score: float = Field(description="Sigmoid of the logit, or the logit for `raw_scores`.")
 
 
 class TeiError(BaseModel):
@@ -144,6 +162,31 @@ def create(models: ModelRepository, guards: Sequence[params.Depends]) -> Adapter
         )
         return [_vector(one, name, normalize=body.normalize is not False) for one in answers]
 
+    @router.post(RERANK, openapi_extra=body_schema(RerankRequest), response_model_exclude_none=True)
+    async def rerank(
+        request: Request,
+        service: ChosenModel,
+        output: Output = None,
+        deadline_seconds: DeadlineSeconds = None,
+    ) -> list[Rank]:
+        """Rank texts by their relevance for a query."""
+        service.check_open()
+        _rankers(service.active.bundle.manifest)  # another model is refused before the body
+        limits = {"texts": service.settings.max_documents}
+        body = await read_json(request, RerankRequest, max_entries=limits)
+        pairs = [TextPair(body.query, text) for text in body.texts]
+        name, answers = await answer_by_output(
+            request, service, pairs, _rankers, output, deadline_seconds
+        )
+        return [
+            Rank(
+                index=one.index,
+                text=body.texts[one.index] if body.return_text else None,
+                score=one.logit if body.raw_scores else one.score,
+            )
+            for one in rank(answers, name)
+        ]
+
     return Adapter(router, error_body, _describe)
 
 
@@ -153,12 +196,16 @@ def _describe(document: Schema, classifier: Classifier | None, names: Sequence[s
     lists = [
         {**several(TEXT_SCHEMA), "maxItems": 1} if one == TEXT_SCHEMA else one for one in forms
     ]
+    if classifier is not None and classifier.manifest.text_pairs:
+        lists.append({**several(TEXT_SCHEMA), "minItems": 2, "maxItems": 2})
     singles = [TEXT_SCHEMA, *lists] if TEXT_SCHEMA in forms else lists
-    predicted = [*singles, several(any_of(lists))] if forms else []
+    predicted = [*singles, several(any_of(lists))] if lists else []
     put_body(document, PredictRequest, {"inputs": any_of(predicted)})
     put_body(document, EmbedRequest, {"inputs": any_of([*forms, *map(several, forms)])})
     put_outputs(document, PREDICT, classifier, *WITH_LABELS)
     put_outputs(document, EMBED, classifier, FeatureExtraction)
+    put_body(document, RerankRequest, {"query": TEXT_SCHEMA, "texts": several(TEXT_SCHEMA)})
+    put_rankers(document, RERANK, classifier)
 
 
 def _labelled(manifest: Manifest) -> list[str]:
@@ -169,12 +216,20 @@ def _embeddings(manifest: Manifest) -> list[str]:
     return _names(manifest, (FeatureExtraction,), "a vector", "an embedding model")
 
 
+def _rankers(manifest: Manifest) -> list[str]:
+    return rankers(manifest) or _refuse(manifest, "one logit of a pair", "a reranker")
+
+
 def _names(manifest: Manifest, kinds: tuple[type[Head], ...], answers: str, kind: str) -> list[str]:
-    if names := heads_for_documents(manifest, *kinds):
-        return names
+    return heads_for_documents(manifest, *kinds) or _refuse(
+        manifest, f"{answers} of a document", kind
+    )
+
+
+def _refuse(manifest: Manifest, answers: str, kind: str) -> NoReturn:
     tasks = ", ".join(f"{name} ({head.task})" for name, head in manifest.heads.items())
     raise ModelKindError(
-        f"Expected {kind}, with {answers} of a document, got a model with the outputs {tasks}.",
+        f"Expected {kind}, with {answers}, got a model with the outputs {tasks}.",
         "Send its documents to /infer.",
     )
 
@@ -185,21 +240,21 @@ def _predicted_documents(inputs: Any, max_documents: int) -> tuple[list[Document
     if not is_list or not len(inputs) or is_document(inputs):
         return documents_of(inputs, "inputs", max_documents), True
     if isinstance(inputs[0], str):
-        return [_single(inputs, ("inputs",))], True
+        return [_texts(inputs, ("inputs",))], True
     check_count(len(inputs), "inputs", max_documents)
-    return [_single(one, ("inputs", index)) for index, one in enumerate(inputs)], False
+    return [_texts(one, ("inputs", index)) for index, one in enumerate(inputs)], False
 
 
-def _single(given: Any, place: Sequence[str | int]) -> Document:
-    """Return the document of a list with one text, or of token ids."""
+def _texts(given: Any, place: Sequence[str | int]) -> Document:
+    """Return the document of a list with one text, or a pair, or of token ids."""
     if isinstance(given, list) and given and isinstance(given[0], str):
-        if len(given) > 1:
+        if not all(isinstance(text, str) for text in given) or len(given) > 2:
             raise InputError(
-                f"{'.'.join(map(str, place))} must have one text, got {len(given)}, which would "
-                "be a pair.",
+                f"{'.'.join(map(str, place))} must have one text, or two of a pair, got "
+                f"{len(given)} values.",
                 "Send several documents as a list of lists: [[text], [text]].",
             )
-        return document_of(given[0], (*place, 0))
+        return TextPair(*given) if len(given) == 2 else given[0]
     if isinstance(given, str):
         raise InputError(
             f"{'.'.join(map(str, place))} must be a list with one text, got a string.",

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from aftexport import __version__
+from aftexport.extra_inputs import TOKEN_TYPES
 from aftserve.api.open_inference import messages
 from aftserve.api.open_inference.columns import outputs_of
 from aftserve.api.open_inference.schemas import ModelMetadata, ServerMetadata, TensorMetadata
@@ -123,7 +124,7 @@ def model_config(
 ) -> ModelConfig:
     """Return the configuration of a model."""
     has_choice = {*_DOCUMENTS} <= {one.name for one in metadata.inputs}
-    optional = {"lengths", *(_DOCUMENTS if has_choice else ())}
+    optional = {"lengths", *((*_DOCUMENTS, "text_pair", TOKEN_TYPES) if has_choice else ())}
     kind: Literal["KIND_CPU", "KIND_GPU"] = "KIND_GPU" if is_on_gpu else "KIND_CPU"
     return ModelConfig(
         name=metadata.name,

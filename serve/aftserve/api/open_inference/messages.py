@@ -1,7 +1,7 @@
 """A request's documents, and the response with their results."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from aftexport.bundle.manifest import Manifest
 from aftexport.errors import InputError
-from aftexport.extra_inputs import ExtraInput
+from aftexport.extra_inputs import TOKEN_TYPES, ExtraInput
 from aftexport.system.contract import FEATURES, IDS, main_input
 from aftserve.api.document_answers import PartsResponse
 from aftserve.api.open_inference import tensors
@@ -38,12 +38,13 @@ from aftserve.errors import DocumentTooLongError
 from aftserve.model.answers import InlineTokens
 from aftserve.model.documents import DocumentAnswer
 from aftserve.model.wanted import NO_OPTIONS, AnswerOptions
-from aftserve.types import Document, ExtraFields
+from aftserve.types import Document, ExtraFields, Text, TextPair
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """Header with the length of the JSON in bytes, if tensors follow it."""
 _BINARY = "application/octet-stream"
 _TEXT = TensorMetadata(name="text", datatype="BYTES", shape=[-1])
+_TEXT_PAIR = TensorMetadata(name="text_pair", datatype="BYTES", shape=[-1])
 _IDS = TensorMetadata(name=IDS, datatype="INT64", shape=[-1, -1])
 _INTEGERS = ("INT64", "INT32")
 _LENGTHS = TensorMetadata(name="lengths", datatype="INT64", shape=[-1])
@@ -55,7 +56,8 @@ def inputs_of(manifest: Manifest, *, has_tokenizer: bool) -> tuple[TensorMetadat
         shape = [-1, -1, manifest.features.count]
         own = [TensorMetadata(name=FEATURES, datatype="FP32", shape=shape)]
     else:
-        own = [*([_TEXT] if has_tokenizer else []), _IDS]
+        texts = [_TEXT, *([_TEXT_PAIR] if manifest.text_pairs else [])]
+        own = [*(texts if has_tokenizer else []), _IDS]
     return (*own, _LENGTHS, *_extra_tensors(manifest))
 
 
@@ -137,6 +139,13 @@ def _check_inputs(inputs: Sequence[InputTensor], max_documents: int, manifest: M
             f"got {lengths.datatype} of {math.prod(lengths.shape)} values.",
             "Send one INT64 for each document.",
         )
+    second = described.get("text_pair")
+    if second is not None and (second.datatype != "BYTES" or math.prod(second.shape) != count):
+        raise InputError(
+            f"The input 'text_pair' must be BYTES [{count}], got {second.datatype} of "
+            f"{math.prod(second.shape)} values.",
+            "Send one text for each text.",
+        )
     _check_extra_tensors(described, count, manifest)
 
 
@@ -146,14 +155,16 @@ def _check_names(names: Sequence[str], manifest: Manifest) -> None:
     main = manifest.main_input
     own = sorted(name for name in names if name not in extras)
     is_repeated = len(set(names)) < len(names)
-    if own in [["text"], [main], sorted([main, "lengths"])] and not is_repeated:
+    texts = ["text", "text_pair"] if manifest.text_pairs else ["text"]
+    if own in [texts, [main], sorted([main, "lengths"])] and not is_repeated:
         return
+    form = " and ".join(texts)
     beside = f", each once, and beside them {', '.join(extras)}" if extras else ""
     if manifest.features is None:
         raise InputError(
-            "The inputs must be text, or input_ids, or input_ids and lengths"
+            f"The inputs must be {form}, or input_ids, or input_ids and lengths"
             f"{beside}, got {', '.join(names)}.",
-            "Send text (BYTES), or input_ids (INT64), with lengths (INT64) if rows are padded.",
+            f"Send {form} (BYTES), or input_ids (INT64), with lengths (INT64) if rows are padded.",
         )
     raise InputError(
         "The inputs must be input_features, or input_features and lengths"
@@ -192,7 +203,10 @@ def _check_first(first: InputTensor, manifest: Manifest) -> None:
 
 def _documents(arrays: dict[str, tensors.Array]) -> Sequence[Document]:
     if "text" in arrays:
-        return [str(text) for text in arrays["text"].ravel()]
+        texts = [str(text) for text in arrays["text"].ravel()]
+        if "text_pair" not in arrays:
+            return texts
+        return list(map(TextPair, texts, map(str, arrays["text_pair"].ravel())))
     tokens = arrays[main_input(arrays)]
     rows, width = tokens.shape[:2]
     lengths = arrays.get("lengths", np.full(rows, width)).ravel()
@@ -333,6 +347,8 @@ def _check_extra_tensors(
     for extra in manifest.extra_inputs:
         expected = f"{_datatype(extra)} {_shown(documents, extra)}"
         tensor = described.get(extra.name)
+        if tensor is None and _is_made(extra, described):
+            continue
         if tensor is None:
             raise InputError(
                 f"The model needs the input {extra.name!r}, {expected}, got none.",
@@ -353,15 +369,22 @@ def _extra_fields(
     """Return the extra inputs of each document; of tokens only those that it has."""
     fields: list[dict[str, Array]] = [{} for _ in documents]
     for extra in manifest.extra_inputs:
+        if _is_made(extra, arrays):
+            continue
         rows = arrays[extra.name]
         if extra.kind == "document":
             rows = rows.reshape(len(documents), *extra.shape(0))
         for index, document in enumerate(documents):
             row = rows[index, ...]
             # The number of tokens of a text is not known yet.
-            is_padded = extra.kind == "token" and not isinstance(document, str)
+            is_padded = extra.kind == "token" and not isinstance(document, Text)
             fields[index][extra.name] = row[: len(document)] if is_padded else row
     return list(fields)
+
+
+def _is_made(extra: ExtraInput, given: Container[str]) -> bool:
+    """Return whether the tokenizer makes an input of the texts of a pair."""
+    return extra.name == TOKEN_TYPES and "text_pair" in given and extra.name not in given
 
 
 def _datatype(extra: ExtraInput) -> Datatype:

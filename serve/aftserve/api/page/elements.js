@@ -46,6 +46,9 @@ export function duration(seconds) {
   return `${(1000 * seconds).toFixed(seconds < 0.01 ? 1 : 0)} ms`;
 }
 
+/** Return whether a passage has characters in the shown text, which is the first of a pair. */
+export const isShown = ({ text, text_pair: isSecond }) => Boolean(text) && !isSecond;
+
 /** Return a text with a mark, which `make` returns, for each span that has characters. */
 export function marked(content, spans, make) {
   const nodes = [];
@@ -55,7 +58,7 @@ export function marked(content, spans, make) {
     for (; point < end; point++) index += content.codePointAt(index) > 0xffff ? 2 : 1;
     return content.slice(start, index);
   };
-  for (const span of spans.filter(({ text }) => text).sort((one, other) => one.start - other.start)) {
+  for (const span of spans.filter(isShown).sort((one, other) => one.start - other.start)) {
     nodes.push(upTo(span.start));
     // Two spans may share a character of several bytes: it belongs to the first one.
     nodes.push(make(span, upTo(span.end)));

@@ -3,14 +3,21 @@
 import { byId, element, NUMBER } from "./elements.js";
 
 let described = []; // the extra inputs of the model
+let takesPairs = false; // whether a document is two texts
+const SECOND = "input-text_pair"; // the field of the second text
+const TYPES = "token_type_ids"; // the input that the tokenizer makes of two texts
 const idOf = ({ name }) => `input-${name}`;
 
-/** Show a field for each extra input; fields of the same inputs keep their values. */
-export function describeInputs(inputs) {
-  if (JSON.stringify(inputs) === JSON.stringify(described)) return;
-  described = inputs;
-  byId("inputs").hidden = !inputs.length;
-  byId("inputs").replaceChildren(...inputs.map((input) => {
+/** Show a field for each extra input and a second text; fields of the same inputs keep their values. */
+export function describeInputs(all, pairs) {
+  const inputs = all.filter(({ name }) => !pairs || name !== TYPES);
+  if (pairs === takesPairs && JSON.stringify(inputs) === JSON.stringify(described)) return;
+  [described, takesPairs] = [inputs, pairs];
+  byId("inputs").hidden = !pairs && !inputs.length;
+  const second = element("div", {},
+    element("label", { htmlFor: SECOND }, "Second text"),
+    element("textarea", { id: SECOND, autocomplete: "off", spellcheck: false, required: true }));
+  byId("inputs").replaceChildren(...(pairs ? [second] : []), ...inputs.map((input) => {
     const hint = `${idOf(input)}-hint`;
     const field = element("input", { id: idOf(input), type: "text", autocomplete: "off", spellcheck: false, required: true });
     field.setAttribute("aria-describedby", hint);
@@ -24,7 +31,8 @@ export function describeInputs(inputs) {
 
 /** Return the body of a request; null after a field has shown its fault. */
 export function bodyOf(text) {
-  if (!described.length) return JSON.stringify({ text });
+  const texts = takesPairs ? { text, text_pair: byId(SECOND).value.replace(/\p{Surrogate}/gu, "\ufffd") } : { text };
+  if (!described.length) return JSON.stringify(texts);
   const inputs = {};
   for (const input of described) {
     const field = byId(idOf(input));
@@ -36,7 +44,7 @@ export function bodyOf(text) {
     }
     inputs[input.name] = isSingle(input) ? numbers[0] : numbers;
   }
-  return JSON.stringify({ text, inputs });
+  return JSON.stringify({ ...texts, inputs });
 }
 
 const isSingle = ({ kind, width }) => kind === "document" && width === null;

@@ -3,7 +3,7 @@
 
 import {
   NUMBER, byId, cell, duration, element, fill, fillFacts, fillTable, head, number, part, percent, row,
-  marked, scientific, signed, tokens,
+  isShown, marked, scientific, signed, tokens,
 } from "./elements.js";
 import { textOf } from "./files.js";
 import { describeHeads, showHeads } from "./heads.js";
@@ -90,7 +90,7 @@ async function explain(head, name) {
 
 /** Return the passages to highlight: none if none stands out. */
 const painted = (evidence) => (!evidence || evidence.spread ? [] : evidence.spans);
-const highlightedIn = (evidence) => painted(evidence).filter((span) => span.text || features).length;
+const highlightedIn = (evidence) => painted(evidence).filter((span) => isShown(span) || features).length;
 
 async function classify() {
   if (features && !series) {
@@ -196,8 +196,8 @@ function showEvidence(evidence, without, content) {
     const link = { href: `#passage-${index + 1}`, ariaLabel: `Passage ${index + 1}` };
     const unseen = features ? `Steps ${span.start_token} to ${span.end_token - 1}` : `Tokens ${span.start_token} to ${span.end_token - 1}, which have no characters.`;
     return row(
-      number(span.text && !spread ? element("a", link, `${index + 1}`) : `${index + 1}`),
-      cell(element("span", { className: "clamp" }, span.text ?? unseen)),
+      number(isShown(span) && !spread ? element("a", link, `${index + 1}`) : `${index + 1}`),
+      cell(element("span", { className: "clamp" }, span.text_pair ? "Second text: " : "", span.text ?? unseen)),
       number(signed(span.contribution)),
       number(signed(span.above_average)),
     );
@@ -235,7 +235,7 @@ function showInfo(info) {
   maxBytes = info.limits.max_body_bytes;
   describeSeries(info.features, info.limits);
   const reads = info.tokenizer || features ? "" : " It has no tokenizer: send token ids to POST /infer.";
-  describeInputs(info.extra_inputs);
+  describeInputs(info.extra_inputs, info.text_pairs);
   byId("model").textContent = `${info.name}. ${describeHeads(info.heads, info.explainable)}${reads}`;
   document.title = `${info.name}: send a document`;
   hasEvidence = info.evidence;

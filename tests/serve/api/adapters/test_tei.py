@@ -60,8 +60,9 @@ def test_hub_client_reads_embeddings(heads_server: str, heads_client: httpx.Clie
 @pytest.mark.parametrize(
     ("path", "body", "status", "kind", "message"),
     [
-        ("/predict", {"inputs": ["a", "b"]}, 422, "validation", "must have one text, got 2"),
-        ("/predict", {"inputs": [["a"], ["b", "c"]]}, 422, "validation", "inputs.1 must have one"),
+        ("/predict", {"inputs": ["a", "b"]}, 422, "validation", "takes one text, got a pair"),
+        ("/predict", {"inputs": [["a"], ["b", "c"]]}, 422, "validation", "document 1: This model"),
+        ("/predict", {"inputs": [["a", "b", "c"]]}, 422, "validation", "inputs.0 must have one"),
         ("/predict", {"inputs": [["a"], "b"]}, 422, "validation", "inputs.1 must be a list"),
         ("/predict", {"inputs": [["a"], {}]}, 422, "validation", "token ids, got an object"),
         ("/predict", {"inputs": []}, 422, "validation", "got an empty array"),

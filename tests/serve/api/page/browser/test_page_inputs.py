@@ -1,10 +1,12 @@
 """The fields of extra inputs on the page."""
 
 import re
+from pathlib import Path
 
 import pytest
 from page_driver import check_accessibility
 from playwright.sync_api import Page, expect
+from servers import Serve
 
 VALUES = {"static": "0.5, -1 2e0 3", "region": "4", "flags": "0 2", "token_type_ids": "0 1 5"}
 
@@ -75,3 +77,15 @@ def test_other_models_have_no_fields(page: Page, server: str) -> None:
     page.goto(server)
     expect(page.locator("#about")).to_be_visible()
     expect(page.locator("#inputs")).to_be_hidden()
+
+
+def test_second_text_is_sent(page: Page, pair_bundle: Path, serve: Serve) -> None:
+    """A model of pairs has a field for the second text, and none for the types of tokens."""
+    page.goto(serve(pair_bundle))
+    page.fill("#text", "Ada")
+    page.fill("#input-text_pair", "Grace")
+    assert page.locator("#inputs input").count() == 0
+    with page.expect_request("**/infer*") as sent:
+        page.click("#send")
+    assert sent.value.post_data_json == {"text": "Ada", "text_pair": "Grace"}
+    expect(page.locator("#answer")).to_be_visible()
