@@ -315,13 +315,21 @@ help:  ## list the targets by purpose
 clean:  ## remove .venv and build
 	rm -rf $(VENV) build
 
+# .venv/light has no Ray, no TensorRT-RTX and no browser's driver. The builder of trt-rtx needs no GPU.
+$(VENV)/light: GROUP := test
+$(VENV)/light: EXTRAS := demo,grpc
+$(VENV)/installed: GROUP := dev
+$(VENV)/installed: EXTRAS := client,demo,grpc,otel,ray,trt-rtx
+
 # The kernels are compiled as deep in build as `make test-native` and the wheels do: the paths that ccache compares are
 # relative to the folder of the build.
-$(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
+$(VENV)/light $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "aftexport needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11"; exit 1; }
 	test -d $(VENV) || "$(PYTHON)" -m venv $(VENV)
 	rm -rf build/wheels/editable  # its paths of CMake and Ninja are those of pip's environment, which is gone
-	$(BIN)/pip install --constraint constraints.txt --config-settings build-dir=build/wheels/editable --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt 'pip>=25.1'  # which knows groups
+	$(BIN)/pip install --constraint constraints.txt --config-settings build-dir=build/wheels/editable \
+	  --group $(GROUP) --editable '.[$(EXTRAS)]'
 	@$(BIN)/python -c 'import aftplugins; print(aftplugins.missing("onnxruntime") or "The fused kernels are built.")'
 	touch $@
