@@ -25,7 +25,7 @@ def read(name: str) -> str:
 
 
 def make_targets() -> set[str]:
-    rules = re.findall(r"(?m)^((?:\$\(VENV\)/)?[a-z][\w -]*):(?!=)", read("Makefile"))
+    rules = re.findall(r"(?m)^((?:(?:\$\(VENV\)/)?[a-z][\w -]*)+):(?!=)", read("Makefile"))
     return {name.replace("$(VENV)", ".venv") for rule in rules for name in rule.split()}
 
 

@@ -1,4 +1,4 @@
-"""The pinned requirements of the images against the package and the tested versions."""
+"""The files of ``make pins`` against pyproject.toml, and against each other."""
 
 import re
 import tomllib
