@@ -311,10 +311,13 @@ $(BIN)/uv:
 # The other C++ sources are aligned by hand.
 CLANG_FORMATTED = $(shell find plugins/cpu plugins/cuda -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-lint: $(VENV)/installed  ## ruff, clang-format and mypy
+lint: $(VENV)/installed  ## ruff, clang-format, mypy, and linters of the page, the images and the workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CLANG_FORMATTED)
+	$(BIN)/oxlint serve/aftserve/api/page
+	$(BIN)/hadolint docker/cpu.Dockerfile docker/gpu.Dockerfile
+	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/mypy
 
 format: $(VENV)/installed  ## apply the fixes of ruff, and format
