@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 comma := ,
+# What .venv has of pyproject.toml. The builder of trt-rtx needs no GPU.
+GROUP := dev
+EXTRAS := client,complete,demo,grpc,otel,ray,trt-rtx
 NATIVE := $(shell find plugins \( -path plugins/cuda -o -path plugins/tensorrt \) -prune -o \
   \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) -print)
 # `make test` builds for one architecture, or for those that build/cuda has already.
@@ -29,7 +32,7 @@ SYSTEM_PACKAGES := binutils ccache chromium clang curl g++ python3-venv
 .PHONY: demo test test-prerequisites test-all test-docs test-versions test-lower help system-packages test-native \
   test-kernel native-aarch64 test-cuda cuda cuda-mutations cuda-table gpu-check gpu-roofline wheels sdist wheel-x86_64 \
   wheel-aarch64 wheel-pure cuda-wheel check-wheels bench bench-model bench-encoders bench-documents bench-quick \
-  bench-record models docs reference load soak lint format clean
+  bench-record models docs reference load soak lint format pins clean
 
 ## Try it
 
@@ -264,9 +267,8 @@ bench-record: $(VENV)/installed build/peers/installed  ## models into this proce
 
 # Apart from .venv, and without the packages that .venv has. NNCF would send statistics by openvino-telemetry;
 # tests/benchmarks/setup.py sets NNCF_CI, which prevents it.
-PEERS := nncf==3.4.0 psutil==7.2.2 pydot==4.0.1 tabulate==0.10.0
-build/peers/installed: $(VENV)/installed Makefile
-	$(BIN)/pip install --quiet --upgrade --no-deps --target build/peers $(PEERS)
+build/peers/installed: tests/benchmarks/peers.txt $(VENV)/installed
+	$(BIN)/pip install --quiet --upgrade --no-deps --target build/peers --requirement $<
 	touch $@
 
 # Answers, times and speed under load, against LitServe and plain FastAPI, and aftserve batch against a loop; some
@@ -279,21 +281,13 @@ soak: $(VENV)/installed  ## the same for longer: memory, leaks, stops, all inter
 	PYTHONPATH=tests:tests/support $(BIN)/python -m load --soak
 
 # Apart from .venv: nothing of ours runs on what LitServe brings.
-build/contenders/installed: constraints.txt
-	$(BIN)/pip install --quiet --upgrade --target build/contenders --constraint constraints.txt litserve==0.2.19
+build/contenders/installed: tests/load/contenders.txt constraints.txt
+	$(BIN)/pip install --quiet --upgrade --target build/contenders --constraint constraints.txt --requirement $<
 	touch $@
 
-## Documentation
-
 # Other people's attention, for tests; without what else those packages ask for, which is much.
-THIRD_PARTY := aft-pytorch==0.2.2 labml==0.5.3 labml-nn==0.5.1 labml-helpers==0.4.89 \
-  linear-attention==0.2.0 linear-attention-transformer==0.19.1 fast-transformer-pytorch==0.0.4 \
-  axial-positional-embedding==0.3.12 colt5-attention==0.11.2 einops==0.8.2 \
-  hyper-connections==0.4.11 linformer==0.2.3 local-attention==1.11.2 product-key-memory==0.3.0 \
-  rotary-embedding-torch==0.9.1 torch-einops-utils==0.2.0
-
-build/third_party/installed: $(VENV)/installed
-	$(BIN)/pip install --quiet --upgrade --no-deps --target build/third_party $(THIRD_PARTY)
+build/third_party/installed: tests/export/recognition/third_party.txt $(VENV)/installed
+	$(BIN)/pip install --quiet --upgrade --no-deps --target build/third_party --requirement $<
 	touch $@
 
 ## Develop
@@ -306,13 +300,36 @@ reference: $(VENV)/installed  ## the pages of commands, settings, operators and 
 docs: $(VENV)/installed  ## build the documentation into build/docs/html
 	$(BIN)/python -m sphinx -W --keep-going -n -b html -d build/docs/doctrees docs build/docs/html
 
+# From pyproject.toml, for the Python of Debian 12 and for those of the images. Versions that fit it stay:
+# PINS=--upgrade takes the newest of all, PINS="--upgrade-package ruff" of one. Twice the same: the images' by constraints.txt.
+PINS ?=
+COMPILE = $(BIN)/uv pip compile pyproject.toml --quiet --no-config --no-annotate --custom-compile-command "make pins" $(PINS)
+FOR_SUITE := --python-platform x86_64-manylinux_2_28 --python-version 3.11
+FOR_IMAGES := --python-platform linux --python-version 3.12 --generate-hashes --constraint constraints.txt --extra serve --extra grpc
+OF_CPU_IMAGE := $$(sed -n 's/^\([a-z0-9-]*\)==.*/--no-emit-package \1/p' docker/requirements.txt)
+pins: $(BIN)/uv  ## constraints.txt, constraints-lowest.txt and the requirements of the images, written again
+	$(COMPILE) $(FOR_SUITE) --group dev --group maintenance --extra $(subst $(comma), --extra ,$(EXTRAS)) \
+	  --output-file constraints.txt
+	$(COMPILE) $(FOR_SUITE) --resolution lowest-direct --no-deps --upgrade --no-emit-package torch \
+	  --extra calibrate --extra client --extra cpu --extra grpc --extra torch --output-file constraints-lowest.txt
+	echo onnxruntime | $(COMPILE) - $(FOR_IMAGES) --output-file docker/requirements.txt
+	echo tensorrt | $(COMPILE) --excludes - $(FOR_IMAGES) --extra trt $(OF_CPU_IMAGE) \
+	  --output-file docker/requirements-gpu.txt
+
+$(BIN)/uv:
+	test -d $(VENV) || "$(PYTHON)" -m venv $(VENV)
+	$(BIN)/pip install --constraint constraints.txt uv
+
 # The other C++ sources are aligned by hand.
 CLANG_FORMATTED = $(shell find plugins/cpu plugins/cuda -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-lint: $(VENV)/installed  ## ruff, clang-format and mypy
+lint: $(VENV)/installed  ## ruff, clang-format, mypy, and linters of the page, the images and the workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CLANG_FORMATTED)
+	$(BIN)/oxlint serve/aftserve/api/page
+	$(BIN)/hadolint docker/cpu.Dockerfile docker/gpu.Dockerfile
+	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/mypy
 
 format: $(VENV)/installed  ## apply the fixes of ruff, and format
@@ -330,7 +347,9 @@ clean:  ## remove .venv and build
 # By pip only the Python packages; the kernels are built apart, in a folder that is kept, so a change compiles one source.
 # They are compiled as deep in build as `make test-native` and the wheels do: the paths that ccache compares are relative
 # to the folder of the build. They are installed where this environment looks first.
-$(VENV)/installed: $(VENV)/packages $(NATIVE)
+$(VENV)/installed: $(VENV)/packages
+$(VENV)/light: $(VENV)/light-packages
+$(VENV)/installed $(VENV)/light: $(NATIVE)
 	$(BIN)/cmake -S plugins -B build/kernels/cpu -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
 	  -DSKBUILD_PROJECT_VERSION="$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)"
 	$(BIN)/cmake --build build/kernels/cpu --parallel 2
@@ -339,9 +358,15 @@ $(VENV)/installed: $(VENV)/packages $(NATIVE)
 	@$(BIN)/python -c 'import aftplugins; print(aftplugins.missing("onnxruntime") or "The fused kernels are built.")'
 	touch $@
 
-$(VENV)/packages: pyproject.toml constraints.txt
+# .venv/light has no Ray, no TensorRT-RTX and no browser's driver.
+$(VENV)/light-packages: GROUP := test
+$(VENV)/light-packages: EXTRAS := demo,grpc
+
+$(VENV)/packages $(VENV)/light-packages: pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "aftexport needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11"; exit 1; }
 	test -d $(VENV) || "$(PYTHON)" -m venv $(VENV)
-	$(BIN)/pip install --constraint constraints.txt --config-settings wheel.cmake=false --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt 'pip>=25.1'  # which knows groups
+	$(BIN)/pip install --constraint constraints.txt --config-settings wheel.cmake=false \
+	  --group $(GROUP) --editable '.[$(EXTRAS)]'
 	touch $@

@@ -4,9 +4,14 @@
 #   docker run --gpus all --read-only --tmpfs /tmp -v aftserve-engines:/cache \
 #     -v $PWD/model.bundle:/bundle:ro -p 8000:8000 aftserve-gpu
 # The engine is built when it starts for the first time, and kept in the volume.
-ARG BASE=nvcr.io/nvidia/tensorrt:25.09-py3
+# BASE: another image in place of NVIDIA's. VERSION: as pyproject.toml has it.
+ARG BASE=tensorrt
+ARG VERSION=0.1.0
+
+FROM nvcr.io/nvidia/tensorrt:25.09-py3 AS tensorrt
 
 FROM ${BASE} AS builder
+ARG VERSION
 ARG AFT_CUDA_ARCH="80;86;89;90;100;120"
 RUN apt-get update && apt-get install -y --no-install-recommends python3-pip python3-venv
 WORKDIR /source
@@ -23,14 +28,20 @@ COPY export export
 COPY plugins plugins
 COPY serve serve
 RUN pip wheel --no-cache-dir --wheel-dir wheels . \
-    && pip --python /opt/aftserve install --no-index "$(echo wheels/*.whl)[grpc,serve]"
-RUN export PATH=/opt/tools/bin:/usr/local/cuda/bin:$PATH \
+    && pip --python /opt/aftserve install --no-cache-dir --no-index \
+       "$(echo "wheels/aftexport-$VERSION-"*.whl)[grpc,serve]"
+RUN export PATH="/opt/tools/bin:/usr/local/cuda/bin:$PATH" \
     && cmake -S plugins/cuda -B build -G Ninja -DAFT_CUDA_ARCH="$AFT_CUDA_ARCH" \
     && cmake --build build \
     && cmake --install build --prefix "$(/opt/aftserve/bin/python -c 'import aftplugins; print(aftplugins.__path__[0])')" \
     && /opt/aftserve/bin/python -c 'import aftplugins; assert aftplugins.library("tensorrt"), "no plugins"'
 
 FROM ${BASE}
+ARG VERSION
+LABEL org.opencontainers.image.title="aftserve-gpu" \
+      org.opencontainers.image.description="Server for verified bundles, by TensorRT with plugins and by ONNX Runtime" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="$VERSION"
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin aftserve \
     && install -d -o aftserve /cache
 COPY --from=builder /opt/aftserve /opt/aftserve

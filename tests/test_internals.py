@@ -133,9 +133,10 @@ def test_observed_methods_have_known_parameters() -> None:
 @pytest.mark.parametrize("module", [*MODULES, TRANSLATIONS])
 def test_versions_agree_with_requirements(module: str) -> None:
     versions: Versions = importlib.import_module(module).VERSIONS
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    groups = [project["dependencies"], *project["optional-dependencies"].values()]
-    wanted = [Requirement(text) for texts in groups for text in texts]
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    project = content["project"]
+    groups = [*project["optional-dependencies"].values(), content["dependency-groups"]["test"]]
+    wanted = [Requirement(text) for texts in groups for text in texts if isinstance(text, str)]
     wanted.append(Requirement(f"python {project['requires-python']}"))
     (bounds,) = {r.specifier for r in wanted if r.name == versions.library}
     assert f">={versions.oldest}" in str(bounds)

@@ -34,8 +34,6 @@ def test_metadata_matches_package() -> None:
     assert installed["License-Expression"] == "Apache-2.0"
 
 
-NOT_USED = {"dev", "docs", "wheels"}
-"""Extras for the work on the project."""
 TAKEN_ALONG = {"pydantic_core", "transformers"}
 """Modules that pydantic pins exactly, or that the model of a user has imported."""
 
@@ -43,7 +41,7 @@ TAKEN_ALONG = {"pydantic_core", "transformers"}
 def test_imported_packages_are_declared() -> None:
     """A package that another one brings today may be missing with its next version."""
     requirements = map(Requirement, distribution("aftexport").requires or ())
-    used = {*(metadata("aftexport").get_all("Provides-Extra") or ())} - NOT_USED
+    used = {*(metadata("aftexport").get_all("Provides-Extra") or ())}
     declared = {
         canonicalize_name(requirement.name)
         for requirement in requirements
@@ -57,6 +55,13 @@ def test_imported_packages_are_declared() -> None:
             for module in {*found} - sys.stdlib_module_names - TAKEN_ALONG:
                 names = set(map(canonicalize_name, distributions.get(module, ())))
                 assert names & {*declared, "aftexport"} or not names, (file, module)
+
+
+def test_extras_are_for_users() -> None:
+    """Tools for the work on the project are in the dependency groups."""
+    page = (Path(__file__).parents[1] / "docs" / "how-to" / "install.md").read_text("utf-8")
+    for extra in metadata("aftexport").get_all("Provides-Extra") or ():
+        assert re.search(rf"pip install '.*[\[,]{extra}[\],]|`{extra}`", page), extra
 
 
 def needed(name: str, extras: frozenset[str], found: dict[str, frozenset[str]]) -> None:
@@ -153,7 +158,7 @@ def test_extras_bring_one_runtime() -> None:
         }
         assert {name for name in found if name.startswith("onnxruntime")} == {runtime}
     packages: dict[str, frozenset[str]] = {}
-    needed("aftexport", frozenset({"dev"}), packages)
+    needed("aftexport", frozenset({"demo"}), packages)
     assert {"onnxruntime", "torch", "fastapi"} <= packages.keys()
     assert "onnxruntime-gpu" not in packages
 
@@ -161,7 +166,7 @@ def test_extras_bring_one_runtime() -> None:
 def test_other_licenses_are_named() -> None:
     """install.md names each package whose license is not permissive."""
     packages: dict[str, frozenset[str]] = {}
-    extras = {*(metadata("aftexport").get_all("Provides-Extra") or ())} - NOT_USED
+    extras = {*(metadata("aftexport").get_all("Provides-Extra") or ())}
     needed("aftexport", frozenset(extras - {"cuda", "trt"}), packages)
     page = (Path(__file__).parents[1] / "docs" / "how-to" / "install.md").read_text("utf-8")
     for name in packages:

@@ -61,7 +61,7 @@ if [ -n "$found" ]; then
 fi
 echo "no compiler, no torch, no pip"
 config=$(buildah inspect --type image "$image" | tr -d ' \n')
-for entry in '"User":"10001"' '"Healthcheck":' '"8000/tcp"'; do
+for entry in '"User":"10001"' '"Healthcheck":' '"8000/tcp"' '"org.opencontainers.image.version":"0'; do
   grep -qF "$entry" <<< "$config" || { echo "the image's configuration lacks $entry"; exit 1; }
 done
 find "$root/opt" "$root/usr" -xdev -perm -0002 -not -type l | { ! grep . ; } || { echo "every user may write these files"; exit 1; }

@@ -1,10 +1,11 @@
-"""The pinned requirements of the images against the package and the tested versions."""
+"""The files of ``make pins`` against pyproject.toml, and against each other."""
 
 import re
 import tomllib
 from importlib.metadata import requires
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -54,3 +55,11 @@ def test_gpu_image_has_packages_of_builder() -> None:
     for requirement in map(Requirement, project["optional-dependencies"]["trt"]):
         if requirement.name not in ("aftexport", "tensorrt"):
             assert requirement.specifier.contains(found[canonicalize_name(requirement.name)])
+
+
+@pytest.mark.parametrize("image", ["cpu", "gpu"])
+def test_image_has_version_of_package(image: str) -> None:
+    """The build fails with another one, as it installs the wheel by this version."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+    text = (REPOSITORY / "docker" / f"{image}.Dockerfile").read_text("utf-8")
+    assert f"\nARG VERSION={project['version']}\n" in text

@@ -12,7 +12,7 @@ GOLDEN = re.compile(
     r"the largest error is [\d.]+ % of its bound\.$"
 )
 PHONE, DESK = 390, 1440
-AXE = files("axe_core_python").joinpath("axe.min.js")
+AXE = files("axe_playwright_python").joinpath("axe.min.js")
 ORDINARY = "An ordinary document that contains no surprises at all. "
 
 

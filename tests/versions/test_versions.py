@@ -1,17 +1,15 @@
-"""The matrix of versions, its record, the lower bounds and the table of the documentation."""
+"""The matrix of versions, its record and the table of the documentation."""
 
 import json
 import re
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 from aftexport.system.internals import torch_operators, torch_shapes, torch_translation
-from versions.lowest import LOWEST, lower_bounds, read_bounds
 from versions.matrix import ROOT, Known, digest_tests, read_matrix
 from versions.suite import Outcome, free_constraints, names_with, put_row, read_record, read_report
 
@@ -43,19 +41,6 @@ def test_record_covers_versions_of_internals(module: ModuleType) -> None:
     tried = [Version(row["versions"]["torch"]) for row in read_record()]
     for version in (module.VERSIONS.oldest, module.VERSIONS.newest):
         assert any(v.release[:2] == Version(version).release for v in tried), version
-
-
-def test_lowest_constraints_are_lower_bounds() -> None:
-    """If it fails, run ``PYTHONPATH=tests .venv/bin/python -m versions.lowest``."""
-    assert LOWEST.read_text("utf-8").splitlines() == read_bounds()
-
-
-def test_requirement_without_lower_bound_is_refused() -> None:
-    project: dict[str, Any] = {"dependencies": ["numpy>=2.0,<3"], "optional-dependencies": {}}
-    assert lower_bounds(project) == ["numpy==2.0"]
-    project["dependencies"].append("onnx<2")
-    with pytest.raises(ValueError, match="expected one lower bound, got 'onnx<2'"):
-        lower_bounds(project)
 
 
 def test_installed_packages_are_not_constrained() -> None:

@@ -183,6 +183,17 @@ def test_pure_wheel_runs_fallbacks(
     shutil.rmtree(tmp_path)
 
 
+@pytest.mark.skipif(not X86_64_WHEELS, reason="dist has no wheel for x86-64: run `make wheels`")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_image_requirements_are_complete(version: str, user: User) -> None:
+    """As ``docker/cpu.Dockerfile`` installs them: what is not pinned cannot be installed."""
+    (wheel,) = X86_64_WHEELS
+    user.install("--require-hashes", "--requirement", REPOSITORY / "docker" / "requirements.txt")
+    user.install("--no-index", f"{wheel}[grpc,serve]")
+    assert "No broken requirements" in user.run("python", "-m", "pip", "check")
+    user.run("aftserve", "--help")
+
+
 def export_and_fuse(user: User) -> None:
     user.run("python", HERE / "save_models.py", warns=True)  # torch.onnx warns by itself
     user.run("aftexport", "model.pt", "--to", "onnx", "--tokenizer", "bytes")

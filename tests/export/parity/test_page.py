@@ -195,7 +195,7 @@ def test_blame_contradicts_no_verdict(report: Report) -> None:
 def measured(report: Report, folder: Path, width: int, height: int) -> dict[str, Any]:
     """Measure the page in a browser window of the given size."""
     write_page(folder / "page.html", report)
-    script = files("axe_core_python").joinpath("axe.min.js").read_text("utf-8")
+    script = files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
     page = (folder / "page.html").read_text("utf-8")
     page = page.replace("</body>", f"<script>{script}</script><script>{MEASURE}</script></body>")
     (folder / "measured.html").write_text(page, "utf-8")
