@@ -25,8 +25,10 @@ _LIMITS = re.compile(rf"({_DECIMAL})?\.\.({_DECIMAL})?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 TOKEN_TYPES = "token_type_ids"
 """The input of each token that tells the second text of a pair from the first."""
+TEXT_PAIR = "text_pair"
+"""The second text of a pair, in requests and in tables."""
 _RESERVED = (
-    *(*AXES, "attention_mask", "text", "texts", "text_pair"),
+    *(*AXES, "attention_mask", "text", "texts", TEXT_PAIR),
     *("other_keys", "other_values"),
 )
 """Names of other inputs of the model, of requests, and of the graphs of a long document."""

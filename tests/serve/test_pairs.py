@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import text_pairs
@@ -20,6 +21,7 @@ from aftexport.bundle.bundle import Bundle
 from aftexport.errors import InputError, UsageError
 from aftexport.verify.documents import read_documents
 from aftserve.batch import documents
+from aftserve.cli import main
 from aftserve.client import Client, InvalidRequestError
 from aftserve.grpc.wire_types import MESSAGES, SERVICE
 from aftserve.predictor import Predictor
@@ -222,3 +224,21 @@ def test_verify_reads_pairs(pair_bundle: Path, tmp_path: Path) -> None:
     file.write_text(json.dumps({"text": QUERY}))
     with pytest.raises(UsageError, match="expected text and text_pair, two strings"):
         read_documents(file, bundle.manifest, tokenizer)
+
+
+def test_files_of_pairs_are_predicted(
+    pair_bundle: Path,
+    expected: list[dict[str, float]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [{"text": QUERY, "text_pair": passage} for passage in SECONDS]
+    files = [tmp_path / f"pairs{suffix}" for suffix in (".csv", ".jsonl", ".parquet")]
+    table = pa.Table.from_pylist(rows)
+    pyarrow.csv.write_csv(table, files[0])
+    files[1].write_text("\n".join(map(json.dumps, rows)))
+    pq.write_table(table, files[2])
+    assert main(["predict", *map(str, (pair_bundle, *files))]) == 0
+    scores = [json.loads(line)["scores"] for line in capsys.readouterr().out.splitlines()]
+    for found, wanted in zip(scores, expected * len(files), strict=True):
+        assert found == pytest.approx(wanted, abs=1e-5)

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from aftexport.bundle.features import Features
 from aftexport.engines.tensorrt.settings import BuildSettings, Count
-from aftexport.extra_inputs import MAX_INPUTS, TOKEN_TYPES, ExtraInput
+from aftexport.extra_inputs import MAX_INPUTS, TEXT_PAIR, TOKEN_TYPES, ExtraInput
 from aftexport.heads import AnyHead, FeatureExtraction, Head, Regression, SingleLabelClassification
 from aftexport.heads.calibration import Calibration
 from aftexport.system.contract import FEATURES, IDS, INPUTS, MAX_TOKENS, MAX_VOCABULARY, main_input
@@ -357,6 +357,14 @@ class Manifest(StrictModel):
     def typed_pairs(self) -> bool:
         """Whether the tokenizer makes the types of the tokens of a pair."""
         return self.text_pairs and TOKEN_TYPES in self.inputs
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a table beside its texts: the second text of a pair, and extra inputs."""
+        names = tuple(extra.name for extra in self.extra_inputs)
+        if not self.text_pairs:
+            return names
+        return (TEXT_PAIR, *(name for name in names if name != TOKEN_TYPES))
 
     @model_validator(mode="after")
     def _chunks_fit(self) -> Self:

@@ -11,12 +11,13 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 
 from aftexport.errors import AftexportError, InputError, UsageError
+from aftexport.extra_inputs import TEXT_PAIR
 from aftserve.batch.text_files import ARRAY, files_below, read_text, shown
 from aftserve.types import Text, TextPair
 
 ROWS = 256
 """Documents of a block. An actor takes one block at a time, and repeats it after a restart."""
-PATH, TEXT, TEXT_PAIR = "path", "text", "text_pair"
+PATH, TEXT = "path", "text"
 INPUT = "input:"
 """Start of the name of a column with an extra input."""
 _TABLES = (".csv", ".jsonl", ".ndjson", ".tsv")

@@ -14,11 +14,12 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from aftexport.errors import InputError, UsageError
+from aftexport.extra_inputs import TEXT_PAIR
 from aftserve.batch.answering import Source
 from aftserve.batch.text_files import ARRAY, files_below, read_text, shown, text_in
 from aftserve.errors import utf8_remedy
 from aftserve.schemas import DocumentRequest
-from aftserve.types import ExtraFields
+from aftserve.types import ExtraFields, TextPair
 
 STDIN = Path("-")
 _SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
@@ -45,8 +46,8 @@ class Columns:
     text: str = "text"
     id: str | None = None
     """None for the column ``id`` if there is one."""
-    inputs: tuple[str, ...] = ()
-    """The extra inputs of the model."""
+    others: tuple[str, ...] = ()
+    """The extra inputs of the model, and the second text of a pair."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,8 @@ def _row(file: _File, number: int, line: bytes, columns: Columns) -> Row:
         id = content.get(columns.id or "id")
         if columns.id is not None and id is None:
             raise ValueError(f"expected the field {columns.id!r} of --id")
-        names = {"text": columns.text, **{n: n for n in ("input_ids", "input_features", "inputs")}}
+        others = (TEXT_PAIR, "input_ids", "input_features", "inputs")
+        names = {"text": columns.text, **{name: name for name in others}}
         given = {field: content[name] for field, name in names.items() if name in content}
         request = DocumentRequest.model_validate(given)
     except ValidationError as error:
@@ -200,15 +202,16 @@ def _table_row(place: str, names: Sequence[str], values: Sequence[str], columns:
         return Row(None, InputError(said, _QUOTES), {})
     cells = dict(zip(names, values, strict=True))
     id = cells.get(columns.id or "id")
+    texts = [cells[columns.text], *(cells[n] for n in columns.others if n == TEXT_PAIR)]
     try:
-        cells[columns.text].encode()
-        inputs = {name: _number(name, cells[name]) for name in columns.inputs}
+        "".join(texts).encode()
+        inputs = {n: _number(n, cells[n]) for n in columns.others if n != TEXT_PAIR}
     except UnicodeEncodeError:
         remedy = "Convert the file to UTF-8: iconv -f latin1 -t utf-8 does so for Latin-1."
         return Row(id, InputError(f"{place}: the text is not UTF-8.", remedy), {})
     except ValueError as error:
         return Row(id, InputError(f"{place}: {error}.", "Correct the value."), {})
-    return Row(id, cells[columns.text], inputs)
+    return Row(id, TextPair(*texts) if len(texts) == 2 else texts[0], inputs)
 
 
 def _number(name: str, cell: str) -> Any:
@@ -234,7 +237,7 @@ def _header(file: _File, line: bytes, columns: Columns) -> tuple[list[str], str]
         raise UsageError(
             f"{place} is not UTF-8 at byte {error.start}.", utf8_remedy(line)
         ) from error
-    needed = [columns.text, *([columns.id] if columns.id else []), *columns.inputs]
+    needed = [columns.text, *([columns.id] if columns.id else []), *columns.others]
     separators = "\t" if file.format == "tsv" else _SEPARATORS
     found = {one: next(csv.reader([first], delimiter=one), []) for one in separators}
     for separator, names in found.items():
@@ -253,7 +256,7 @@ def _parquet(place: Path, columns: Columns) -> Any:
     # pyarrow is needed by Parquet only.
     from aftserve.batch.documents import ParquetTexts
 
-    return ParquetTexts.find(place, columns.text, columns.id).with_inputs(columns.inputs)
+    return ParquetTexts.find(place, columns.text, columns.id).with_inputs(columns.others)
 
 
 def _parquet_rows(file: _File, columns: Columns, max_characters: int) -> Iterator[Row]:

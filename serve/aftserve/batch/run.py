@@ -11,9 +11,7 @@ import pyarrow as pa
 from rich.console import Console
 
 from aftexport.bundle.bundle import Bundle
-from aftexport.bundle.manifest import Manifest
 from aftexport.errors import AftexportError
-from aftexport.extra_inputs import TOKEN_TYPES
 from aftexport.system.console import document_progress, escape
 from aftexport.system.process import Interruption
 from aftserve.batch import documents, output
@@ -90,7 +88,7 @@ def run(
     # Only a complete output replaces an earlier file. Ray's callbacks may swallow the exception of
     # an interruption.
     bundle = Bundle.open(settings.bundle)
-    found = found.with_inputs(_columns(bundle.manifest))
+    found = found.with_inputs(bundle.manifest.columns)
     columns = output.schema(
         bundle.manifest.heads,
         found.ids,
@@ -119,14 +117,6 @@ def run(
             raise
     _summarize(console, found, out, failed, time.monotonic() - start)
     return failed
-
-
-def _columns(manifest: Manifest) -> list[str]:
-    """Return the columns beside the texts: the extra inputs, and the second text of a pair."""
-    names = [extra.name for extra in manifest.extra_inputs]
-    if not manifest.text_pairs:
-        return names
-    return [documents.TEXT_PAIR, *(name for name in names if name != TOKEN_TYPES)]
 
 
 def _summarize(console: Console, found: Documents, out: Path, failed: int, seconds: float) -> None:

@@ -29,7 +29,7 @@ FILE is one of these. A folder stands for the files below it.
 
 The output has a line of JSON for each document, in order: its id and the server's answer, or an
 error. The id is the path, or the column id, or the number of the document. A model's extra inputs
-are columns of a table, in CSV as JSON.
+are columns of a table, in CSV as JSON, and so is text_pair, the second text of a model of pairs.
 
   aftserve predict model.bundle mail.txt
   aftserve predict model.bundle mails.csv --text body --id number --output labels.jsonl
@@ -81,8 +81,7 @@ def run(words: Sequence[str]) -> int:
     from aftserve.settings import Settings
 
     settings = Settings.read([options.bundle, *_flags(options)])
-    extras = Bundle.open(settings.bundle).manifest.extra_inputs
-    rows = _find(options, settings, tuple(extra.name for extra in extras))
+    rows = _find(options, settings, Bundle.open(settings.bundle).manifest.columns)
     if options.output is not None:
         check_output(options.output, options.files, (".jsonl",))
     console = Console(stderr=True, emoji=False)
@@ -116,7 +115,7 @@ def _flags(options: Namespace) -> Iterator[str]:
             yield from (f"--{name.replace('_', '-')}", value)
 
 
-def _find(options: Namespace, settings: "Settings", inputs: tuple[str, ...]) -> "Rows":
+def _find(options: Namespace, settings: "Settings", others: tuple[str, ...]) -> "Rows":
     """Find the documents of the options; refuse options that none of them needs."""
     from aftserve.batch.rows import STDIN, Columns, find
 
@@ -127,7 +126,7 @@ def _find(options: Namespace, settings: "Settings", inputs: tuple[str, ...]) -> 
         )
     rows = find(
         options.files,
-        Columns(options.text or "text", options.id, inputs),
+        Columns(options.text or "text", options.id, others),
         stdin=options.format or "text",
         max_characters=settings.max_characters,
     )
