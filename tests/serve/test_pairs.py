@@ -239,6 +239,6 @@ def test_files_of_pairs_are_predicted(
     files[1].write_text("\n".join(map(json.dumps, rows)))
     pq.write_table(table, files[2])
     assert main(["predict", *map(str, (pair_bundle, *files))]) == 0
-    scores = [json.loads(line)["scores"] for line in capsys.readouterr().out.splitlines()]
+    scores = scores_of(map(json.loads, capsys.readouterr().out.splitlines()))
     for found, wanted in zip(scores, expected * len(files), strict=True):
         assert found == pytest.approx(wanted, abs=1e-5)
