@@ -17,7 +17,14 @@ KERNELS = sorted(
 
 def test_every_kernel_has_tests_by_name() -> None:
     """Only compiling it in Clang does not count."""
-    command = ["make", "--dry-run", "--old-file=.venv/installed", "test-kernel", "K="]
+    command = [
+        "make",
+        "--no-print-directory",
+        "--dry-run",
+        "--old-file=.venv/installed",
+        "test-kernel",
+        "K=",
+    ]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     words = shlex.split(printed.splitlines()[-1])
     assert Path(words[0]).name == "pytest"

@@ -9,8 +9,7 @@ from rich.console import Console
 
 from aftexport.cli import bench, build, calibrate, demo, export, fuse, inspect, unfuse, verify
 from aftexport.errors import AftexportError
-from aftexport.system.arguments import HELP, check_command, help_last
-from aftexport.system.completion import complete, is_completing, words_before
+from aftexport.system.arguments import HELP, check_command, help_last, is_completing
 from aftexport.system.console import accept_any_terminal, escape
 from aftexport.system.installation import missing_module_error
 from aftexport.system.process import exit_status, interruptible
@@ -58,7 +57,7 @@ _REMEDIES = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     if is_completing():
-        _complete(words_before())
+        _complete()
     words = help_last(sys.argv[1:] if arguments is None else arguments)
     accept_any_terminal()
     errors = Console(stderr=True, soft_wrap=True, emoji=False)
@@ -94,8 +93,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return exit_status(stop)
 
 
-def _complete(words: list[str]) -> None:
-    """Complete a command line in the shell, after some words."""
+def _complete() -> None:
+    """Complete a command line in the shell."""
+    from aftexport.system.completion import complete, words_before
+
+    words = words_before()
     if words and words[0] in COMMANDS:
         COMMANDS[words[0]]([])  # completes when it has its parser
     complete(export.make_export_parser(), COMMANDS)

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -10,9 +11,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from aftexport.errors import UsageError
-from aftexport.system.completion import complete, is_completing
 
+COMPLETION_START = "_ARGCOMPLETE"
+"""The variable with the number of words up to the program, which argcomplete's scripts set."""
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+
+
+def is_completing() -> bool:
+    """Return whether a shell asks what may follow, in place of running the command."""
+    return COMPLETION_START in os.environ
 
 
 class _Parser(argparse.ArgumentParser):
@@ -25,6 +32,8 @@ class _Parser(argparse.ArgumentParser):
         self, args: Sequence[str]
     ) -> argparse.Namespace:
         if is_completing():
+            from aftexport.system.completion import complete
+
             complete(self)
         check_options(args, set(_OPTION.findall(self.format_usage())), self.prog)
         return super().parse_args(args)

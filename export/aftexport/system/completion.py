@@ -7,13 +7,7 @@ import os
 from argparse import ArgumentParser
 from collections.abc import Collection
 
-_START = "_ARGCOMPLETE"
-"""The variable with the number of words up to the program, which argcomplete's scripts set."""
-
-
-def is_completing() -> bool:
-    """Return whether a shell asks what may follow, in place of running the command."""
-    return _START in os.environ
+from aftexport.system.arguments import COMPLETION_START
 
 
 def words_before() -> list[str]:
@@ -21,7 +15,7 @@ def words_before() -> list[str]:
     from argcomplete.lexers import split_line
 
     words = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))[3]
-    return list(words[int(os.environ[_START]) :])
+    return list(words[int(os.environ[COMPLETION_START]) :])
 
 
 def complete(parser: ArgumentParser, commands: Collection[str] = ()) -> None:
@@ -34,7 +28,7 @@ def complete(parser: ArgumentParser, commands: Collection[str] = ()) -> None:
     import argcomplete
     from argcomplete.completers import FilesCompleter
 
-    os.environ[_START] = str(int(os.environ[_START]) + parser.prog.count(" "))
+    os.environ[COMPLETION_START] = str(int(os.environ[COMPLETION_START]) + parser.prog.count(" "))
     if commands:
         first = parser._get_positional_actions()[0]
         first.completer = lambda prefix, **_: [  # type: ignore[attr-defined]

@@ -8,8 +8,7 @@ from rich.console import Console
 
 from aftexport import __version__
 from aftexport.errors import AftexportError
-from aftexport.system.arguments import HELP, check_command, help_last
-from aftexport.system.completion import complete, is_completing, words_before
+from aftexport.system.arguments import HELP, check_command, help_last, is_completing
 from aftexport.system.console import accept_any_terminal, escape
 from aftexport.system.installation import missing_module_error
 from aftexport.system.process import exit_status
@@ -46,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     setting cannot be used, and 130 if the command was interrupted before it served.
     """
     if is_completing():
-        _complete(words_before())
+        _complete()
     words = _command_first(help_last(sys.argv[1:] if arguments is None else arguments))
     if words == ["--version"]:
         print(f"aftserve {__version__}")
@@ -92,8 +91,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return missing.exit_code
 
 
-def _complete(words: list[str]) -> None:
-    """Complete a command line in the shell, after some words."""
+def _complete() -> None:
+    """Complete a command line in the shell."""
+    from aftexport.system.completion import complete, words_before
+
+    words = words_before()
     if words and words[0] in COMMANDS:
         COMMANDS[words[0]]([])  # completes when it has its parser
     from aftserve.cli.setting_help import setting_parser

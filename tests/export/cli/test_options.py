@@ -37,6 +37,7 @@ EVERY = ExportOptions(
     labels=("a", "b b", ""),
     heads=Path("h"),
     tokenizer="t",
+    text_pairs=True,
     engine=EngineOptions(1, (2, 3), 4, 5, (75, 80)),
     timing_cache=Path("c"),
 )
@@ -45,7 +46,8 @@ WORDS = (
     "--features 9 --feature-file f --input a=number --input b=category:3 --opset 19 --no-batching "
     "--no-verify --force --task x=regression --task y=regression --heads h --tokenizer t "
     "--min-length 1 --opt-length 2,3 --max-batch 4 --workspace 5 --compute-capability 75,80 "
-    "--timing-cache c --long-documents windows --window 6 --stride 4 --aggregate noisy_or --labels"
+    "--timing-cache c --long-documents windows --window 6 --stride 4 --aggregate noisy_or "
+    "--text-pairs --labels"
 )
 SOURCE = ModelSource(Path("m"), "a:b", allow_pickle=True, trust_remote_code=True)
 

@@ -43,7 +43,7 @@ def test_the_logits_are_pytorchs(
 ) -> None:
     path = bundle_folder / "model.onnx"
     model = path if form == "path" else path.read_bytes()
-    engine = OnnxRuntimeEngine(model, fused=fused, provider=provider)
+    engine = OnnxRuntimeEngine(model, folder=bundle_folder, fused=fused, provider=provider)
     given = inputs([5, 6, 7], [9] * 40, [299])
     logits = engine.run(given)["logits"]
     with torch.inference_mode():

@@ -189,7 +189,7 @@ def test_factory_is_module_of_fileless_bundle(
 
 
 @pytest.mark.parametrize(
-    ("provider", "remedy"), [("cpu", "install a C++ compiler"), ("cuda", "aftexport_cuda-*.whl")]
+    ("provider", "remedy"), [("cpu", "or a C++ compiler"), ("cuda", "aftexport_cuda-*.whl")]
 )
 def test_note_says_how_to_get_kernels(
     provider: Any, remedy: str, bundle_folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -118,7 +118,8 @@ def test_bad_document_gets_reason(kind: str, client: httpx.Client) -> None:
         (
             b'["a"]',
             "The body must be a JSON object, got an array. "
-            "Send an object with the fields text, texts, input_ids, input_features, inputs.",
+            "Send an object with the fields text, texts, text_pair, input_ids, "
+            "input_features, inputs.",
         ),
     ],
 )
