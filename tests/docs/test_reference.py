@@ -28,10 +28,11 @@ OTHERS = {
     *("--rounds", "--tokens", "--mechanism", "--contender", "--chunks", "--model"),  # benchmarks
     *("--recognized", "--record", "--recurrent", "--replace", "--seeds"),  # benchmarks
     *("--shape", "--parts", "--threads", "--device"),  # benchmarks, load tests
-    *("--continue", "--no-tensorrt", "--bundles", "--help"),  # make gpu-check
-    *("--read-only", "--tmpfs", "--stop-timeout"),  # docker
+    *("--neighbour", "--continue", "--no-tensorrt", "--bundles", "--help"),  # make gpu-check
+    *("--build-arg", "--read-only", "--tmpfs", "--stop-timeout"),  # docker
     *("--model-repository", "--no-deps", "--editable"),  # tritonserver, pip
     *("--json", "--data-binary", "--enable-feature", "--url"),  # curl, Prometheus, Schemathesis
+    "--shell",  # register-python-argcomplete
 }
 """Options of other programs that the pages name."""
 

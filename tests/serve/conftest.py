@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 import served_heads
-import text_pairs
 import tiny_models
 import torch
 from bundle_swaps import RepositoryServer, deploy, serving_models
@@ -57,6 +56,8 @@ def pair_bundle(make_once: MakeOnce) -> Path:
     """A bundle of a CrossEncoder with one label, whose tokenizer makes types of tokens."""
 
     def make(folder: Path) -> None:
+        import text_pairs  # needs transformers, which the lowest versions lack
+
         text_pairs.save(folder / "model")
         export(folder / "model", out=folder / "pairs.bundle")
 
