@@ -27,11 +27,11 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?!-)\b")
 OTHERS = {
     *("--rounds", "--tokens", "--mechanism", "--contender", "--chunks", "--model"),  # benchmarks
     *("--recognized", "--record", "--recurrent", "--replace", "--seeds"),  # benchmarks
-    *("--shape", "--parts", "--threads", "--device"),  # benchmarks, load tests
+    *("--parts", "--threads", "--device"),  # load tests, make gpu-roofline
     *("--continue", "--no-tensorrt", "--bundles", "--help"),  # make gpu-check
-    *("--read-only", "--tmpfs", "--stop-timeout"),  # docker
+    *("--read-only", "--tmpfs", "--stop-timeout", "--build-arg"),  # docker
     *("--model-repository", "--no-deps", "--editable"),  # tritonserver, pip
-    *("--json", "--data-binary", "--enable-feature", "--url"),  # curl, Prometheus, Schemathesis
+    *("--json", "--data-binary", "--shell"),  # curl, argcomplete
 }
 """Options of other programs that the pages name."""
 
