@@ -176,7 +176,8 @@ def _features(file: _File, columns: Columns, max_characters: int) -> Iterator[Ro
                 values.extend(float(cells[place]) for place in places)
             document = np.array(values).reshape(-1, len(places))
         except (ValueError, IndexError, csv.Error) as error:
-            said = "too few columns" if isinstance(error, IndexError) else str(error)
+            is_short = isinstance(error, IndexError)
+            said = "too few columns" if is_short else str(error).partition("float: ")[2] or error
             document = InputError(
                 f"{shown(file.path)}, line {reader.line_num + 1}: expected a number for each of "
                 f"{', '.join(columns.features)[:200]}, got {said}.",
