@@ -5,7 +5,6 @@ import html
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from benchmarks.table_parts import TITLES, label
 from docs.pages import PAGES, REPOSITORY
 
 PAGE = PAGES["docs/benchmarks.md"]
-CONTENDERS = {"over `torch.compile`": "torch_compile", "over the fallback": "ort_portable"}
-Seconds = dict[tuple[str, int], dict[str, float]]
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
@@ -27,56 +24,11 @@ def rows_of(name: str) -> list[dict[str, Any]]:
     return rows
 
 
-def seconds_of(rows: Iterable[Mapping[str, Any]]) -> Seconds:
-    """Seconds by mechanism and tokens, then by contender."""
-    found: Seconds = {}
-    for row in rows:
-        times = found.setdefault((row["mechanism"], row["tokens"]), {})
-        times[row["contender"]] = row["seconds"]
-    return found
-
-
 def curves(picture: Path) -> list[str]:
     """The coordinates of everything that a picture draws."""
     found = re.findall(r' (?:points|width)="([^"]+)"', picture.read_text("utf-8"))
     assert len(found) > 2 * len(TITLES)
     return found
-
-
-def has_row(title: str, cells: Iterable[str]) -> bool:
-    return f"| {title} | {' | '.join(cells)} |" in PAGE
-
-
-@pytest.mark.parametrize(
-    ("record", "tokens"),
-    [
-        ("operators-amd-zen-5", 16_384),
-        ("operators-amd-zen-5", 65_536),
-        ("operators-amd-zen-3", 16_384),
-    ],
-)
-@pytest.mark.parametrize("title", CONTENDERS)
-def test_operators_match_record(record: str, tokens: int, title: str) -> None:
-    times = [t for (_, n), t in seconds_of(rows_of(record)).items() if n == tokens]
-    assert len(times) == 6
-    cells = [label(t[CONTENDERS[title]] / t["aftexport_fp32"]) for t in times]
-    assert has_row(title, cells), cells
-
-
-@pytest.mark.parametrize(
-    ("record", "tokens"),
-    [
-        ("operators-amd-zen-5", 16_384),
-        ("operators-amd-zen-5", 65_536),
-        ("operators-amd-zen-3", 16_384),
-    ],
-)
-def test_limits_match_record(record: str, tokens: int) -> None:
-    own = [
-        r for r in rows_of(record) if r["contender"] == "aftexport_fp32" and r["tokens"] == tokens
-    ]
-    cells = [label(row["seconds"] / row["limit_seconds"]) for row in own]
-    assert has_row("time over the limit", cells), cells
 
 
 @pytest.mark.parametrize("page", tables.PAGES)

@@ -27,12 +27,16 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?!-)\b")
 OTHERS = {
     *("--rounds", "--tokens", "--mechanism", "--contender", "--chunks", "--model"),  # benchmarks
     *("--recognized", "--record", "--recurrent", "--replace", "--seeds"),  # benchmarks
-    *("--shape", "--parts", "--threads", "--device"),  # benchmarks, load tests
-    *("--neighbour", "--continue", "--no-tensorrt", "--bundles", "--help"),  # make gpu-check
-    *("--build-arg", "--read-only", "--tmpfs", "--stop-timeout"),  # docker
+    *(
+        "--parts",
+        "--threads",
+        "--device",
+        "--neighbour",
+    ),  # benchmarks, load tests, make gpu-roofline
+    *("--continue", "--no-tensorrt", "--bundles", "--help"),  # make gpu-check
+    *("--read-only", "--tmpfs", "--stop-timeout", "--build-arg"),  # docker
     *("--model-repository", "--no-deps", "--editable"),  # tritonserver, pip
-    *("--json", "--data-binary", "--enable-feature", "--url"),  # curl, Prometheus, Schemathesis
-    "--shell",  # register-python-argcomplete
+    *("--json", "--data-binary", "--shell"),  # curl, argcomplete
 }
 """Options of other programs that the pages name."""
 

@@ -56,8 +56,11 @@ def read_torch_file(path: Path, *, factory: str, allow_pickle: bool) -> TorchFil
             ) from error
         refused, save = _refused(path, str(error), factory)
         if not refused:
+            remedy = "Give a model file."
+            if path.suffix == ".py":
+                remedy = f"For a module in code, write --factory {path.stem}:NAME in its place."
             raise CheckpointError(
-                path, "not a PyTorch file, nor of another known kind", "Give a model file."
+                path, "not a PyTorch file, nor of another known kind", remedy
             ) from error
         if allow_pickle:
             if factory and _is_one_object(path):

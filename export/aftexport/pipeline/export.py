@@ -276,7 +276,7 @@ class _Export:
             if long_case is not None:
                 results += verify(draft, cases=[long_case])
         if all(r.passed for r in results):
-            with self._stage("Comparing in a stock session"):
+            with self._stage("Comparing without our kernels"):
                 results += verify_stock(draft, cases)
         return results
 

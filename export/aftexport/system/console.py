@@ -69,7 +69,7 @@ def stage(console: Console, title: str, *, is_reported: bool = True) -> Iterator
             wait = _SECONDS_BETWEEN_LINES
             if (now := time.perf_counter()) >= next_line:
                 next_line = now + wait
-                console.print(f"{title} ...")
+                console.print(f"{title} ... {now - start:.0f} s")
 
     with console.status(f"{title} ...") as status:
 

@@ -95,7 +95,7 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
     with stage(console, "Comparing with PyTorch"):
         results = verify(bundle, cases=cases, fused=request.fused, provider=request.provider)
         built, why_not = _built_engine(bundle, cases)
-    with stage(console, "Comparing in a stock session"):
+    with stage(console, "Comparing without our kernels"):
         stock = verify_stock(bundle, cases)
     if not stock:
         notes.append("No stock session ran: ONNX Runtime has no bfloat16 products on the CPU.")

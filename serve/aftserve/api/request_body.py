@@ -75,9 +75,9 @@ async def read_json(
         raise NotJsonError(
             f"The body's content type must be {_one_of(JSON, *other_types)}, got "
             f"{kind[:100] or 'none'}.",
-            "Send one of these types, and name it in the Content-Type header."
+            "Send one of these types, named in the Content-Type header: with curl, --json or -H."
             if other_types
-            else "Send JSON, and name it in the Content-Type header.",
+            else "Send JSON, named in the Content-Type header: with curl, --json.",
         )
     content = await parse_json(request, await receive(request), max_entries)
     return checked(content, model, max_entries, request)

@@ -3,17 +3,20 @@
 import csv
 import json
 import sys
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import TextIOWrapper
+from io import StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from aftexport.errors import InputError, UsageError
+from aftexport.bundle.features import default_names
+from aftexport.errors import AftexportError, InputError, UsageError
 from aftexport.extra_inputs import TEXT_PAIR
 from aftserve.batch.answering import Source
 from aftserve.batch.text_files import ARRAY, files_below, read_text, shown, text_in
@@ -25,6 +28,8 @@ STDIN = Path("-")
 _SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _PARQUET = ".parquet"
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+_SINGLE = ("text", "features")
+"""The formats of files with one document each."""
 _MAX_CELL_CHARACTERS = 2**31 - 1
 _QUOTES = "Put texts with separators, quotes or line breaks in double quotes."
 
@@ -48,6 +53,8 @@ class Columns:
     """None for the column ``id`` if there is one."""
     others: tuple[str, ...] = ()
     """The extra inputs of the model, and the second text of a pair."""
+    features: tuple[str, ...] = ()
+    """The features of the model, whose CSV tables are documents with a row for each token."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ class Rows:
     @property
     def has_tables(self) -> bool:
         """Whether some documents are rows of tables."""
-        return any(file.format != "text" for file in self.files)
+        return any(file.format not in _SINGLE for file in self.files)
 
     def __iter__(self) -> Iterator[Row]:
         for file in self.files:
@@ -107,13 +114,13 @@ def find(
     files: list[_File] = []
     for place in places:
         if place == STDIN:
-            files.append(_File(STDIN, stdin, 1 if stdin == "text" else None))
+            files.append(_file(STDIN, stdin, columns))
             continue
         if not place.exists():
             raise UsageError(f"{place} does not exist.", "Check the path.")
         files += _files_of(place, columns)
     for file in files:
-        if file.format in ("csv", "tsv") and file.path != STDIN:
+        if file.format in ("csv", "tsv", "features") and file.path != STDIN:
             with file.open() as opened:
                 _header(file, opened.readline(), columns)
     if not files:
@@ -126,20 +133,56 @@ def _files_of(place: Path, columns: Columns) -> list[_File]:
     listed = sorted(files_below(place)) if place.is_dir() else [place]
     if any(path.suffix == _PARQUET for path in listed):
         return [_File(place, "parquet", _parquet(place, columns).count)]
-    found = [(path, _SUFFIXES.get(path.suffix.lower(), "text")) for path in listed]
-    return [_File(path, kind, 1 if kind == "text" else None) for path, kind in found]
+    return [_file(path, _SUFFIXES.get(path.suffix.lower(), "text"), columns) for path in listed]
+
+
+def _file(path: Path, kind: str, columns: Columns) -> _File:
+    if columns.features and kind in ("csv", "tsv"):
+        kind = "features"
+    return _File(path, kind, 1 if kind in _SINGLE else None)
 
 
 def _texts(file: _File, columns: Columns, max_characters: int) -> Iterator[Row]:
     """Yield the only document of a file, or the path of an array."""
     document: Source
-    if file.path == STDIN:
-        with file.open() as opened:
-            document = text_in(opened, max_characters)
-    elif file.path.suffix == ARRAY:
+    if file.path != STDIN and file.path.suffix == ARRAY:
         document = file.path
     else:
-        document = read_text(file.path, max_characters)
+        document = _text(file, max_characters)
+    yield Row(shown(file.path), document, {})
+
+
+def _text(file: _File, max_characters: int) -> str | AftexportError:
+    if file.path != STDIN:
+        return read_text(file.path, max_characters)
+    with file.open() as opened:
+        return text_in(opened, max_characters)
+
+
+def _features(file: _File, columns: Columns, max_characters: int) -> Iterator[Row]:
+    """Yield the only document of a table of features, float64 ``[rows, features]``."""
+    document: Source
+    text = _text(file, max_characters)
+    if isinstance(text, AftexportError):
+        document = text
+    else:
+        header, _, rest = text.partition("\n")
+        names, separator = _header(file, header.encode(), columns)
+        places = [names.index(name) for name in columns.features]
+        values = array("d")
+        reader = csv.reader(StringIO(rest, newline=""), delimiter=separator, strict=True)
+        try:
+            for cells in filter(None, reader):
+                values.extend(float(cells[place]) for place in places)
+            document = np.array(values).reshape(-1, len(places))
+        except (ValueError, IndexError, csv.Error) as error:
+            is_short = isinstance(error, IndexError)
+            said = "too few columns" if is_short else str(error).partition("float: ")[2] or error
+            document = InputError(
+                f"{shown(file.path)}, line {reader.line_num + 1}: expected a number for each of "
+                f"{', '.join(columns.features)[:200]}, got {said}.",
+                "Write numbers with a decimal point, such as 20.5, in every row.",
+            )
     yield Row(shown(file.path), document, {})
 
 
@@ -237,19 +280,34 @@ def _header(file: _File, line: bytes, columns: Columns) -> tuple[list[str], str]
         raise UsageError(
             f"{place} is not UTF-8 at byte {error.start}.", utf8_remedy(line)
         ) from error
-    needed = [columns.text, *([columns.id] if columns.id else []), *columns.others]
+    of_texts = [columns.text, *([columns.id] if columns.id else []), *columns.others]
+    needed = list(columns.features) or of_texts
     separators = "\t" if file.format == "tsv" else _SEPARATORS
     found = {one: next(csv.reader([first], delimiter=one), []) for one in separators}
     for separator, names in found.items():
         if all(names.count(name) == 1 for name in needed):
             return names, separator
+        # A bundle without names of its features takes as many columns in their order.
+        is_unnamed = columns.features == default_names(len(names))
+        if is_unnamed and not any(map(_is_number, names)):
+            return needed, separator
     separator, names = max(found.items(), key=lambda one: len(one[1]))
     missing = next(name for name in needed if names.count(name) != 1)
     raise UsageError(
         f"{place} must have one column {missing!r}, got {', '.join(names)[:200]!r} (separated by "
         f"{_SEPARATORS[separator]}).",
-        "Name the column in the first line, or by --text and --id.",
+        "Name the features in the first line, as aftexport inspect shows them."
+        if columns.features
+        else "Name the column in the first line, or by --text and --id.",
     )
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _parquet(place: Path, columns: Columns) -> Any:
@@ -281,6 +339,7 @@ _READERS: Mapping[str, _Reader] = {
     "text": _texts,
     "csv": _table,
     "tsv": _table,
+    "features": _features,
     "jsonl": _lines,
     "parquet": _parquet_rows,
 }

@@ -14,12 +14,15 @@ from aftexport.system.arguments import make_parser, path
 from aftexport.system.process import exit_status, interruptible
 
 if TYPE_CHECKING:
+    from aftexport.bundle.manifest import Manifest
     from aftserve.batch.rows import Rows
     from aftserve.settings import Settings
 
 _EPILOG = """\
 FILE is one of these. A folder stands for the files below it.
-  .csv, .tsv     a table with the column text; semicolons and tabs may separate the columns
+  .csv, .tsv     a table with the column text; semicolons and tabs may separate the columns. For a
+                 model of features it is one document: a row for each token, a column for each
+                 feature by its name
   .jsonl         an object on each line: {"text": "..."}, {"input_ids": [...]} or
                  {"input_features": [[...], ...]}, with "inputs" for a model of extra inputs
   .parquet       a table, see aftserve batch; it needs pyarrow
@@ -81,7 +84,7 @@ def run(words: Sequence[str]) -> int:
     from aftserve.settings import Settings
 
     settings = Settings.read([options.bundle, *_flags(options)])
-    rows = _find(options, settings, Bundle.open(settings.bundle).manifest.columns)
+    rows = _find(options, settings, Bundle.open(settings.bundle).manifest)
     if options.output is not None:
         check_output(options.output, options.files, (".jsonl",))
     console = Console(stderr=True, emoji=False)
@@ -103,8 +106,8 @@ def run(words: Sequence[str]) -> int:
         console.print("interrupted")
         return exit_status(end)
     console.print(
-        f"{count:,} documents in {time.monotonic() - start:.1f} s, {failed:,} of them without an "
-        "answer"
+        f"{count:,} {'document' if count == 1 else 'documents'} in "
+        f"{time.monotonic() - start:.1f} s, {failed:,} without an answer"
     )
     return 3 if failed else 0
 
@@ -115,7 +118,7 @@ def _flags(options: Namespace) -> Iterator[str]:
             yield from (f"--{name.replace('_', '-')}", value)
 
 
-def _find(options: Namespace, settings: "Settings", others: tuple[str, ...]) -> "Rows":
+def _find(options: Namespace, settings: "Settings", manifest: "Manifest") -> "Rows":
     """Find the documents of the options; refuse options that none of them needs."""
     from aftserve.batch.rows import STDIN, Columns, find
 
@@ -124,9 +127,10 @@ def _find(options: Namespace, settings: "Settings", others: tuple[str, ...]) -> 
             f"--format is for standard input, got {options.files[0]}.",
             "Name - for standard input, or leave --format out: the suffix of a file decides.",
         )
+    features = () if manifest.features is None else manifest.features.names
     rows = find(
         options.files,
-        Columns(options.text or "text", options.id, others),
+        Columns(options.text or "text", options.id, manifest.columns, features),
         stdin=options.format or "text",
         max_characters=settings.max_characters,
     )

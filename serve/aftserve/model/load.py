@@ -119,7 +119,8 @@ def load_model(bundle: Bundle, settings: Settings, console: Console) -> LoadedMo
         provider=settings.provider,
         console=console,
     )
-    with stage(console, "Comparing with PyTorch's outputs"):
+    reference = bundle.manifest.reference_name
+    with stage(console, f"Comparing {bundle.path.name} with the outputs of {reference}"):
         model = _Load(bundle, settings, choice).run()
     if model.breach is not None and settings.on_breach == "fallback":
         return load_standard_ops_model(bundle, settings)

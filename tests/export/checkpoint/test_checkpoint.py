@@ -169,6 +169,13 @@ def test_text_file_warning_omits_pickles(tmp_path: Path) -> None:
     assert "pickle" not in str(refusal.value)
 
 
+def test_python_file_names_factory(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("import torch\n")
+    with pytest.raises(CheckpointError, match="--factory mine:NAME"):
+        load(path)
+
+
 def refused_or_read(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with contextlib.suppress(AftexportError):

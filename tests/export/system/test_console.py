@@ -40,7 +40,7 @@ def test_silent_stage_prints_line(monkeypatch: pytest.MonkeyPatch) -> None:
         while "Tracing" not in file.getvalue():
             time.sleep(0.01)
     first, last = file.getvalue().splitlines()
-    assert first == "Tracing to ONNX ..."
+    assert first == "Tracing to ONNX ... 0 s"
     assert last.startswith("done Tracing to ONNX ")
 
 

@@ -16,8 +16,11 @@ import pytest
 from commands import assert_refused, environment, without
 
 from aftexport.bundle.bundle import Bundle
+from aftexport.bundle.features import default_names
+from aftexport.errors import UsageError
 from aftexport.extra_inputs import sample_values
 from aftexport.system.installation import install_command
+from aftserve.batch.rows import Columns, find
 from aftserve.cli import main
 from aftserve.predictor import Predictor
 
@@ -109,6 +112,38 @@ def test_standard_input_is_read(
     (row,) = map(json.loads, done.stdout.splitlines())
     assert row["id"] == id
     assert row["tokens_total"] == len(TEXTS[0])
+
+
+def test_table_of_features_is_document(feature_bundle: Path, folder: Path, capsys: Capture) -> None:
+    """The columns are found by their names; a row without a number is an error of its file."""
+    values = np.random.default_rng(0).normal(
+        input_models.MEAN, input_models.SCALE, (20, input_models.FEATURES)
+    )
+    np.save(folder / "series.npy", values)
+    lines = [";".join(map(repr, [0.0, *row[::-1].tolist()])) for row in values]
+    header = ";".join(["time", *input_models.NAMES[::-1]])
+    (folder / "series.csv").write_text("\n".join([header, *lines, ""]))
+    (folder / "broken.tsv").write_text("\t".join(input_models.NAMES) + "\n1\t,5\n")
+    outcome = predict(capsys, feature_bundle, "series.npy", "series.csv", "broken.tsv")
+    assert outcome.code == 3, outcome.err
+    array, table, broken = rows_of(outcome)
+    assert table["id"] == "series.csv"
+    assert table["scores"] == array["scores"]
+    assert "broken.tsv, line 2: expected a number" in broken["error"]
+    (folder / "series.csv").write_text("a,b\n1,2\n")
+    assert_refused(predict(capsys, feature_bundle, "series.csv"), "aftexport inspect")
+
+
+@pytest.mark.parametrize("header", ["a,b", "1,2"])
+def test_unnamed_features_follow_columns(header: str, folder: Path) -> None:
+    (folder / "series.csv").write_text(f"{header}\n3,4\n5,6\n")
+    columns = Columns(features=default_names(2))
+    if header == "1,2":  # the first row would be lost
+        with pytest.raises(UsageError, match="feature_0"):
+            find([folder / "series.csv"], columns, max_characters=100)
+        return
+    (row,) = find([folder / "series.csv"], columns, max_characters=100)
+    assert np.array_equal(np.asarray(row.document), [[3, 4], [5, 6]])
 
 
 def test_inputs_are_columns(extra_bundle: Path, folder: Path, capsys: Capture) -> None:
