@@ -9,10 +9,10 @@ from rich.console import Console
 
 from aftexport.cli import bench, build, calibrate, demo, export, fuse, inspect, unfuse, verify
 from aftexport.errors import AftexportError
-from aftexport.system.arguments import HELP, check_command, help_last, is_completing
+from aftexport.system.arguments import HELP, check_command, help_last
 from aftexport.system.console import accept_any_terminal, escape
 from aftexport.system.installation import missing_module_error
-from aftexport.system.process import exit_status, interruptible
+from aftexport.system.process import exit_status, interruptible, is_completing
 
 COMMANDS = {
     "verify": verify.run,

@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,15 +10,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from aftexport.errors import UsageError
+from aftexport.system.process import is_completing
 
-COMPLETION_START = "_ARGCOMPLETE"
-"""The variable with the number of words up to the program, which argcomplete's scripts set."""
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-
-
-def is_completing() -> bool:
-    """Return whether a shell asks what may follow, in place of running the command."""
-    return COMPLETION_START in os.environ
 
 
 class _Parser(argparse.ArgumentParser):

@@ -7,7 +7,7 @@ import os
 from argparse import ArgumentParser
 from collections.abc import Collection
 
-from aftexport.system.arguments import COMPLETION_START
+from aftexport.system.process import COMPLETION_START
 
 
 def words_before() -> list[str]:

@@ -22,6 +22,14 @@ from typing import Any, NoReturn
 
 from aftexport.system.internals.python_exit import flush_c_streams, join_threads, run_exit_functions
 
+COMPLETION_START = "_ARGCOMPLETE"
+"""The variable with the number of words up to the program, which argcomplete's scripts set."""
+
+
+def is_completing() -> bool:
+    """Return whether a shell asks what may follow, in place of running the command."""
+    return COMPLETION_START in os.environ
+
 
 def end_process(command: Callable[[], int]) -> NoReturn:
     """Run a command, and end the process with its status after threads and exit functions.

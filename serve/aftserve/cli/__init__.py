@@ -8,10 +8,10 @@ from rich.console import Console
 
 from aftexport import __version__
 from aftexport.errors import AftexportError
-from aftexport.system.arguments import HELP, check_command, help_last, is_completing
+from aftexport.system.arguments import HELP, check_command, help_last
 from aftexport.system.console import accept_any_terminal, escape
 from aftexport.system.installation import missing_module_error
-from aftexport.system.process import exit_status
+from aftexport.system.process import exit_status, is_completing
 from aftserve.cli import batch, deploy, health, key, predict
 from aftserve.observability import tracing
 from aftserve.observability.logging import unblock_output
