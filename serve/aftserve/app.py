@@ -15,7 +15,7 @@ from aftserve.api.model_choice import ModelPathMiddleware
 from aftserve.api.open_inference import repository_routes
 from aftserve.api.open_inference import routes as open_inference
 from aftserve.api.open_inference.messages import HEADER_LENGTH
-from aftserve.api.request_checks import check_query, named_host, same_origin
+from aftserve.api.request_checks import check_query, in_turn, named_host, same_origin
 from aftserve.http.access_log import AccessLogMiddleware, HeadMiddleware, PanicMiddleware
 from aftserve.http.body_limits import BodyLimitMiddleware
 from aftserve.serving.repository import ModelRepository
@@ -137,9 +137,10 @@ def _add_middleware(
 
 def _guards(settings: Settings, keys: Keys | None) -> Sequence[params.Depends]:
     """Return the checks of a request before its body is read; the API key is the last."""
-    by_name = Depends(named_host(settings.port_hosts, settings.allowed_hosts))
+    by_name = named_host(settings.port_hosts, settings.allowed_hosts)
     if keys is None:
-        return [by_name, Depends(same_origin(settings.cors_origins)), Depends(check_query)]
+        origin = same_origin(settings.cors_origins)
+        return [Depends(in_turn(by_name, origin, check_query))]
     # A web page with an API key may send requests, under any host name unless some are listed.
     checks = [by_name] if settings.allowed_hosts else []
-    return [*checks, Depends(check_query), Depends(keys.dependency())]
+    return [Depends(in_turn(*checks, check_query)), Depends(keys.dependency())]

@@ -114,10 +114,17 @@ EvidenceCheck = Annotated[
         "stands out, one is found by further runs.",
     ),
 ]
+
+
+def _no_names() -> list[str]:
+    """Return a new list, as ``list`` does, whose signature pydantic would parse at each request."""
+    return []
+
+
 Explain = Annotated[
     list[str],
     Query(
-        default_factory=list,
+        default_factory=_no_names,
         max_length=MAX_NAMES,
         description="Label or value to explain in place of the largest logit, as `NAME` or "
         "`OUTPUT:NAME`; or an output, for the label, labels or values of its answer. The "
@@ -129,7 +136,7 @@ Explain = Annotated[
 Outputs = Annotated[
     list[str],
     Query(
-        default_factory=list,
+        default_factory=_no_names,
         max_length=MAX_NAMES,
         description="Output to answer, of `heads` in GET /info. Repeat it for several; without it, "
         "all outputs are answered.",

@@ -6,6 +6,7 @@ read the answer, unless its own host name resolves to this server (DNS rebinding
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Literal, NamedTuple
 from urllib.parse import urlencode
@@ -24,6 +25,8 @@ _PORTS = {"http": 80, "https": 443}
 _ALL_ADDRESSES = {"0.0.0.0", "::"}
 _MAX_SHOWN_CHARACTERS = 100
 """Maximum length of a value of a body that an error repeats."""
+_MAX_KNOWN_HOSTS = 64
+"""Host headers whose parts are remembered."""
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _OWN_SITES = ("same-origin", "none")
 """Values of Sec-Fetch-Site for a page of this server, and for a request by the user."""
@@ -42,9 +45,21 @@ class _Place(NamedTuple):
     port: int
 
 
-def named_host(
-    hosts: Sequence[str], allowed_hosts: Sequence[str]
-) -> Callable[..., Awaitable[None]]:
+Check = Callable[[Request], Awaitable[None]]
+"""A dependency that raises an error, or returns nothing."""
+
+
+def in_turn(*checks: Check) -> Check:
+    """Return one dependency that does several checks: FastAPI takes 50 us for each of its own."""
+
+    async def check(request: Request) -> None:
+        for one in checks:
+            await one(request)
+
+    return check
+
+
+def named_host(hosts: Sequence[str], allowed_hosts: Sequence[str]) -> Check:
     """Return a dependency that refuses a Host header that names another server."""
     # ``*`` allows every name. If none is allowed, only a server on loopback or a Unix socket checks
     # it.
@@ -68,7 +83,7 @@ def named_host(
     return check
 
 
-def same_origin(origins: Sequence[str]) -> Callable[..., Awaitable[None]]:
+def same_origin(origins: Sequence[str]) -> Check:
     """Return a dependency that refuses effects by a page of another origin; ``*`` allows all."""
     # Browsers send Sec-Fetch-Site to loopback and over TLS. Over plain HTTP to any other host, the
     # Origin header tells whose page it is.
@@ -105,6 +120,7 @@ def _is_foreign(request: Request) -> bool:
     return page is None or page != here
 
 
+@lru_cache(_MAX_KNOWN_HOSTS)
 def _place(text: str, default_port: int) -> _Place | None:
     """Return the host and port of a header, or None if it is malformed."""
     found = _HOST.fullmatch(text)
@@ -133,6 +149,7 @@ def _canonical_origin(origin: str) -> str:
     return f"{scheme}://{place.host}:{place.port}"
 
 
+@lru_cache(_MAX_KNOWN_HOSTS)
 def _is_loopback(host: str) -> bool:
     """Return whether a canonical name or address is of loopback."""
     try:

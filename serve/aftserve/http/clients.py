@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
 _SITE_BITS = 64
 """Bits of an IPv6 address that a network assigns; a client chooses the others freely."""
+_MAX_KNOWN_ADDRESSES = 1024
 T = TypeVar("T")
 _TURN_SECONDS = 0.001
 
@@ -35,6 +37,7 @@ current_client: ContextVar[Client] = ContextVar("current_client", default=_NO_CL
 """The client whose request the current task answers."""
 
 
+@lru_cache(_MAX_KNOWN_ADDRESSES)
 def client_at(host: str) -> Client:
     """Return the client at an address, empty for a Unix socket; an IPv6 /64 is one client."""
     # A header such as X-Forwarded-For would let one client pass for many.
@@ -90,6 +93,8 @@ class LoopTurns:
 
     async def take(self) -> None:
         """Wait for a turn, which is the work of the caller until it awaits something."""
+        if not self._own_locks and time.monotonic() <= self._end:
+            return  # no other request waits
         # One request of each client waits for the lock of all.
         own = self._own_locks.setdefault(current_client.get().name, asyncio.Lock())
         async with own, self._lock:
