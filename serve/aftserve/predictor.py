@@ -76,9 +76,7 @@ class Predictor:
             max_tokens=max_tokens,
             spill=None if spill is None else Path(spill),
         )
-        self._loaded: OfflineClassifier | None = OfflineClassifier(
-            self._settings, measures_costs=False
-        )
+        self._loaded: OfflineClassifier | None = OfflineClassifier(self._settings)
 
     def __enter__(self) -> Self:
         return self
@@ -167,7 +165,6 @@ class Predictor:
         if isinstance(documents, str):
             only = None if inputs is None else [inputs]
             return _result(0, next(self._outcomes([documents], only, options)))
-        self._open().measure_costs()
         total = len(documents) if isinstance(documents, Sized) else None
         with document_bar(total, progress) as advance:
             outcomes = self._outcomes(documents, inputs, options, advance)
@@ -197,7 +194,6 @@ class Predictor:
             A result for each document, in order, or the error of that document.
         """
         options = _options(evidence, evidence_tokens, evidence_check, explain, outputs)
-        self._open().measure_costs()
         for outcome in self._outcomes(documents, inputs, options):
             yield _read(outcome.result) if outcome.result is not None else _error(outcome)
 

@@ -21,7 +21,7 @@ from aftexport.errors import (
 )
 from aftserve.errors import document_failures
 from aftserve.model.answers import Answer
-from aftserve.model.costs import MIN_BATCH_GAIN, CostModel
+from aftserve.model.costs import BATCH_LENGTHS, MIN_BATCH_GAIN, CostModel
 from aftserve.model.documents import (
     TokenAnswers,
     TokenizedDocument,
@@ -44,6 +44,8 @@ _MAX_HELD_TOKENS = 1 << 22
 """Maximum tokens of the documents that are held at a time, unless a single one has more."""
 _MAX_HELD_DOCUMENTS = 1 << 14
 """Maximum documents that are held at a time: more would not make runs of more similar lengths."""
+_MIN_MEASURED_DOCUMENTS = 256
+"""Documents held at a time for which the costs of shared runs are measured; fewer run alone."""
 _NO_MORE = object()
 """The end of the extra inputs; None may be one of them by mistake."""
 Finish = Callable[[TokenizedDocument, Answer, Timings], DocumentResult]
@@ -103,9 +105,7 @@ class OfflineClassifier:
 
     # Settings of requests and of the queue are ignored. A bundle of another digest is refused.
 
-    def __init__(
-        self, settings: Settings, digest: str | None = None, *, measures_costs: bool = True
-    ) -> None:
+    def __init__(self, settings: Settings, digest: str | None = None) -> None:
         bundle = Bundle.open(settings.bundle)
         if digest is not None and bundle.digest != digest:
             raise BundleError(bundle.path, "it changed meanwhile", "Start the run again.")
@@ -118,13 +118,8 @@ class OfflineClassifier:
             raise ParityError(f"{bundle.path}: {self._model.breach}.", self._model.remedy)
         self.classifier = self._model.classifier
         self.classifier.keep_answers_in_memory()
-        if measures_costs:
-            self.measure_costs()
-
-    def measure_costs(self) -> None:
-        """Measure the costs of runs, which decide how documents share them, unless it was done."""
-        with self._turn:
-            self._model.measurement.measure_all()
+        self._costs = self._model.measurement.costs
+        self._measured_tokens = 0
 
     def answer(
         self,
@@ -200,8 +195,8 @@ class OfflineClassifier:
     ) -> None:
         """Run documents, and write their outcomes to their places."""
         places = list(held)
-        costs = self._model.measurement.costs
         lengths = [len(one.document.used) for one in held.values()]
+        costs = self._costs_of(lengths)
         runs = list(
             shared_runs(
                 lengths,
@@ -227,6 +222,19 @@ class OfflineClassifier:
                 outcomes[places[i]] = self._outcome(one.document, result, finish, timings)
             on_done(len(run))
 
+    def _costs_of(self, lengths: Sequence[int]) -> CostModel:
+        """Return the costs of runs, measured up to the documents that may share one."""
+        # A measurement takes as long as some 200 documents of its longest.
+        short = [tokens for tokens in lengths if tokens <= BATCH_LENGTHS[-1]]
+        with self._turn:
+            if len(short) >= _MIN_MEASURED_DOCUMENTS:
+                longest = next(one for one in BATCH_LENGTHS if one >= max(short))
+                if longest > self._measured_tokens:
+                    measurement = self._model.measurement.up_to(longest)
+                    measurement.measure_all()
+                    self._costs, self._measured_tokens = measurement.costs, longest
+            return self._costs
+
     def _outcome(
         self,
         one: TokenizedDocument,
@@ -246,7 +254,7 @@ class OfflineClassifier:
             except AftexportError as error:  # of a run without a passage
                 return Outcome(None, error, len(one.ids), 0)
             # The result has the passages: do not hold the numbers of each token with every answer.
-            answer = replace(answer, explained=())
+            answer = replace(answer, explained=()) if answer.explained else answer
         return Outcome(answer, None, len(one.ids), len(one.used), tokens, windows, result)
 
     def run_again(self, again: FurtherRuns[None]) -> None:

@@ -93,7 +93,7 @@ def run(words: Sequence[str]) -> int:
     start, count, failed = time.monotonic(), 0, 0
     try:
         with interruptible():
-            loaded = OfflineClassifier(settings, measures_costs=rows.count != 1)
+            loaded = OfflineClassifier(settings)
             with _output(options.output) as out, document_bar(rows.count, shown) as advance:
                 lines = lines_of(loaded, rows, strict=options.strict, on_done=advance)
                 for line, is_answered in lines:

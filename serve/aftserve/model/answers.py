@@ -200,6 +200,8 @@ class AnswerBuilder:
         answer = Answer(
             answers, logits | rows, {name: result for name, (result, _) in finished.items()}
         )
+        if not wanted.explained:
+            return answer
         explained = [
             self._explained(answer, chosen, outputs[EVIDENCE][row, column, :length])
             for column, chosen in enumerate(wanted.explained)

@@ -271,6 +271,12 @@ class CostMeasurement:
         shape = self.next
         return 0.0 if shape is None else shape.documents * self.costs.single(shape.tokens)
 
+    def up_to(self, tokens: int) -> "CostMeasurement":
+        """Return a measurement of whole documents up to a length, and of the batches of these."""
+        limits = self._plan.limits
+        most = max(limits.min_tokens, min(limits.max_tokens, tokens))
+        return CostMeasurement(self._run, replace(limits, max_tokens=most, chunk_tokens=None))
+
     def measure_first(self) -> None:
         """Do the first step, and further ones as long as they are runs of new, quick lengths."""
         longest = self._plan.lengths[-1]
@@ -330,14 +336,14 @@ class _Plan:
     def __init__(self, limits: MeasuredRange) -> None:
         # Whether measurements have replaced every first estimate of single documents.
         self.is_complete = False
-        self._limits = limits
+        self.limits = limits
         self._whole_tokens = limits.max_tokens if limits.chunk_tokens is not None else None
 
     @property
     def lengths(self) -> list[int]:
         """The lengths of single documents, in the order of their first runs."""
-        low, high = self._limits.min_tokens, self._limits.max_tokens
-        longest = max(min(high, self._limits.budget_tokens), low)
+        low, high = self.limits.min_tokens, self.limits.max_tokens
+        longest = max(min(high, self.limits.budget_tokens), low)
         return sorted({min(max(length, low), longest) for length in LENGTHS})
 
     def steps(self) -> "Generator[Shape, float | None, None]":
@@ -359,8 +365,8 @@ class _Plan:
         batches = yield from _measured(shapes, _SLOW_SECONDS * _ROUNDS)
         whole = _increasing([*singles, *batches])
         self._predict(whole)
-        if self._limits.chunk_tokens is not None:
-            shapes = self._chunk_shapes(self._limits.chunk_tokens)
+        if self.limits.chunk_tokens is not None:
+            shapes = self._chunk_shapes(self.limits.chunk_tokens)
             in_chunks = yield from _measured(shapes, _SLOW_SECONDS)
             if len(in_chunks) < len(shapes):
                 return
@@ -388,9 +394,9 @@ class _Plan:
         return [
             Shape(documents, tokens)
             for tokens in filter(single_seconds.__contains__, BATCH_LENGTHS)
-            for documents in (BATCHES if self._limits.batching else ())
-            if documents * tokens <= self._limits.budget_tokens
-            and self._limits.fits(documents, tokens)
+            for documents in (BATCHES if self.limits.batching else ())
+            if documents * tokens <= self.limits.budget_tokens
+            and self.limits.fits(documents, tokens)
             and documents * single_seconds[tokens] <= _SLOW_SECONDS
         ]
 
@@ -401,8 +407,8 @@ class _Plan:
         """
         while chunk_tokens > 1 and self.costs.whole(chunk_tokens) > _LONG_CHUNK_SECONDS:
             chunk_tokens //= 2
-        chunk_tokens = max(chunk_tokens, self._limits.min_chunk_tokens)
-        longer = max(min(2 * chunk_tokens, self._limits.max_chunked_tokens), 2)
+        chunk_tokens = max(chunk_tokens, self.limits.min_chunk_tokens)
+        longer = max(min(2 * chunk_tokens, self.limits.max_chunked_tokens), 2)
         lengths = (min(chunk_tokens, longer // 2), longer)
         return [Shape(1, tokens, chunk_tokens) for tokens in lengths]
 
@@ -417,9 +423,9 @@ class _Plan:
             measurements,
             in_chunks,
             self._whole_tokens,
-            chunk_tokens=self._limits.chunk_tokens or 1,
+            chunk_tokens=self.limits.chunk_tokens or 1,
             min_power=min_power,
-            quadratic_tokens=self._limits.quadratic_tokens,
+            quadratic_tokens=self.limits.quadratic_tokens,
         )
 
 

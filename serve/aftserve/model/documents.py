@@ -185,7 +185,7 @@ def tokenized_text(
     tokens = encoded.ids if encoded.used is None else encoded.used
     extras = classifier.check_extras(given, len(tokens), encoded.types)
     one = cut_document(classifier, document, tokens, encoded.marks, extras)
-    return replace(one, ids=encoded.ids)
+    return one if encoded.used is None else replace(one, ids=encoded.ids)
 
 
 def cut_document(

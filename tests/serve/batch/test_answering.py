@@ -30,7 +30,9 @@ BOUND = TOLERANCES["fp32"].bound
 @pytest.fixture(scope="module")
 def offline(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> OfflineClassifier:
     bundle = of_links(bundle_folder, "cache", tmp_path_factory.mktemp("links"))
-    return OfflineClassifier(Settings.read([str(bundle)]))
+    loaded = OfflineClassifier(Settings.read([str(bundle)]))
+    loaded._costs_of([1024] * answering._MIN_MEASURED_DOCUMENTS)
+    return loaded
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +63,18 @@ def test_batch_answers_equal_single_answers(
         for outcome, document in zip(outcomes, documents, strict=True):
             assert_right(outcome, document)
     assert sum(sizes) == 2 * len(documents)
+
+
+@pytest.mark.parametrize(("count", "longest"), [(255, 0), (256, 64)])
+def test_many_documents_measure_their_lengths(
+    count: int, longest: int, offline: OfflineClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only many documents measure the costs, and up to the lengths that may share runs."""
+    monkeypatch.setattr(offline, "_measured_tokens", 0)
+    monkeypatch.setattr(offline, "_costs", offline._model.measurement.costs)
+    costs = offline._costs_of([20] * count + [5000])
+    shared = [one.tokens for one in costs.measurements if one.documents > 1]
+    assert max(shared, default=0) == longest
 
 
 def test_invalid_document_does_not_affect_others(
