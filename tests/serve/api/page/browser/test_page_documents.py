@@ -215,6 +215,7 @@ def test_command_gives_shown_answer(address: str, page: Page) -> None:
     page.goto(address)
     answer = classify(page, 'It\'s a letter, $HOME \\n `of` "two"\nlines! 😀')
     page.click("#program summary")
+    expect(page.locator("#json")).to_contain_text('"scores"')  # not before it is shown
     shown = json.loads(page.locator("#json").inner_text())
     assert shown == answer
     command = page.locator("#command").inner_text()
