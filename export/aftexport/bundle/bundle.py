@@ -247,9 +247,16 @@ def refuse_bundle(path: Path) -> None:
 
 
 def is_replaceable(path: Path) -> bool:
-    """Return whether a folder has a valid manifest, so that a new bundle may replace it."""
+    """Return whether a folder has the manifest of a bundle, which a new bundle may replace.
+
+    The bundle may be of an earlier version.
+    """
     try:
-        ManifestFile.model_validate_json(_manifest_bytes(path / MANIFEST).decode("utf-8"))
+        text = _manifest_bytes(path / MANIFEST).decode("utf-8")
+        content = json.loads(text)
+        if isinstance(content, dict) and content.get("schema_version") in range(1, SCHEMA_VERSION):
+            return isinstance(content.get("files"), dict) and MODEL in content["files"]
+        ManifestFile.model_validate_json(text)
     except (ValueError, RecursionError, OSError):
         return False
     return True

@@ -5,7 +5,7 @@ import pytest
 from memory import NEEDS_PROC
 from token_models import Chunks, Tagger, TopicAndTags
 
-from aftexport.bundle.bundle import PARITY, Bundle, check_plan
+from aftexport.bundle.bundle import PARITY, Bundle, check_plan, is_replaceable
 from aftexport.bundle.manifest import ChunkedPlan
 from aftexport.errors import BundleError, UsageError
 
@@ -99,3 +99,20 @@ def test_missing_or_double_outputs_are_refused(changes: dict[str, object], reaso
     plan |= {"documents": ["logits"], "tokens": {}, "tokens_use_last_stage": False} | changes
     with pytest.raises(ValueError, match=reason):
         ChunkedPlan.model_validate_json(json.dumps(plan))
+
+
+@pytest.mark.parametrize(
+    ("content", "is_ours"),
+    [
+        ({"schema_version": 3, "files": {"model.onnx": {}}}, True),
+        ({"schema_version": 3, "files": {"other": {}}}, False),
+        ({"schema_version": 99, "files": {"model.onnx": {}}}, False),
+        ({"name": "an extension of a browser"}, False),
+    ],
+    ids=["earlier version", "other files", "later version", "other program"],
+)
+def test_bundle_of_earlier_version_may_be_replaced(
+    content: object, is_ours: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps(content))
+    assert is_replaceable(tmp_path) is is_ours
