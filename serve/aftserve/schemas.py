@@ -144,12 +144,15 @@ class InferRequest(BaseModel):
         return self
 
     def _check_pairs(self) -> None:
-        second, texts = self.text_pair, self.texts or []
-        if isinstance(second, str) and self.text is None:
+        second = self.text_pair
+        if second is None:
+            return
+        first = self.text if isinstance(second, str) else self.texts
+        if first is None:
             raise ValueError("give text_pair as a text with text, or as a list with texts")
-        if isinstance(second, list) and len(second) != len(texts):
+        if isinstance(second, list) and len(second) != len(first):
             raise ValueError(
-                f"expected a text_pair for each of {len(texts)} texts, got {len(second)}"
+                f"expected a text_pair for each of {len(first)} texts, got {len(second)}"
             )
 
     @property

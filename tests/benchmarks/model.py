@@ -3,7 +3,7 @@
 import argparse
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
         console.print(mechanism)
         with ExitStack() as stack:
             enter = stack.enter_context
-            processes = {c: enter(ContenderProcess(options.threads)) for c in chosen}
+            processes = {c: enter(closing(ContenderProcess(options.threads))) for c in chosen}
             for tokens in lengths:
                 workload = Workload(mechanism, 1, tokens, options.dim)
                 contenders = allowed(workload, chosen, rows, refusals)

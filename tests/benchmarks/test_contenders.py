@@ -1,5 +1,6 @@
 """Contenders are found by themselves, and a refusal is recorded with its reason."""
 
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -49,8 +50,10 @@ def test_refusals_are_recorded(task: Task) -> None:
     refusals = Refusals()
     eager = contenders.MODELS["torch_eager"]
     contestants = [Refusing("refusing", "Refusing"), Failing("failing", "Failing"), eager]
-    with ContenderProcess(1) as first, ContenderProcess(1) as second, ContenderProcess(1) as third:
-        processes = dict(zip(contestants, (first, second, third), strict=True))
+    with ExitStack() as stack:
+        processes = {
+            each: stack.enter_context(closing(ContenderProcess(1))) for each in contestants
+        }
         rows = model.measure(task, processes, TURNS, {}, refusals)
     (row,) = rows
     assert row["contender"] == "torch_eager"
@@ -64,7 +67,7 @@ def test_refusals_are_recorded(task: Task) -> None:
 
 def test_own_failure_stops_run(task: Task) -> None:
     ours = Failing("ours", "Ours", is_ours=True)
-    with ContenderProcess(1) as process, pytest.raises(ValueError, match="shape mismatch"):
+    with closing(ContenderProcess(1)) as process, pytest.raises(ValueError, match="shape mismatch"):
         model.measure(task, {ours: process}, TURNS, {}, Refusals())
 
 

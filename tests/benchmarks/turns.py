@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from statistics import median, quantiles
-from types import TracebackType
 from typing import Any
 
 from aftexport.bench.timing import SLOW_ROUNDS, SLOW_SECONDS, Run, peak_mib, sample
@@ -33,15 +32,8 @@ class ContenderProcess:
     def __init__(self, threads: int) -> None:
         self._pool = ProcessPoolExecutor(1, _SPAWN, initializer=setup.prepare, initargs=(threads,))
 
-    def __enter__(self) -> "ContenderProcess":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End the process."""
         self._pool.shutdown()
 
     def prepare(self, function: Prepare, *arguments: Any) -> Any:

@@ -17,7 +17,14 @@ from aftexport.heads import (
     MultiLabelClassification,
     SingleLabelClassification,
 )
-from aftexport.heads.calibration import Band, Calibration, Estimate, Scaling, Threshold
+from aftexport.heads.calibration import (
+    Band,
+    Calibration,
+    Estimate,
+    FittedScalings,
+    Scaling,
+    Threshold,
+)
 from aftexport.verify.documents import as_inputs
 
 BEFORE = Estimate(value=0.21, low=0.18, high=0.25)
@@ -34,7 +41,9 @@ def calibration(
     """Return a calibration; ``above`` is the confidence of a threshold, None for no threshold."""
     threshold = None
     if above is not None:
+        fit = FittedScalings(scalings=scalings, min_tokens=16, max_tokens=1024, documents=50)
         threshold = Threshold(
+            fit=fit,
             budget=0.1, level=0.95, confidence=above, documents=100, answered=50, wrong=1,
             error_bound=0.09, abstained=0.5,
         )  # fmt: skip

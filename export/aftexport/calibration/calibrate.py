@@ -223,7 +223,7 @@ def _threshold(name: str, sample: Sample, budget: float) -> Threshold:
         confidences(part.head, part.logits, fitted.scores(part.head, part.logits, part.tokens))
         for part in (first, tested)
     )
-    chosen = choose_threshold(confidence, confidence_tested, tested.is_wrong(), budget)
+    chosen = choose_threshold(fitted, confidence, confidence_tested, tested.is_wrong(), budget)
     if isinstance(chosen, NoThreshold):
         raise NoThresholdError(
             f"Expected a threshold of the head {name!r} with an error rate of at most {budget:g}, "
@@ -231,7 +231,7 @@ def _threshold(name: str, sample: Sample, budget: float) -> Threshold:
             f"to {chosen.error_bound:.2g} with 95 % probability.",
             "Label more documents, or allow a larger --error-budget.",
         )
-    return chosen.model_copy(update={"fit": fitted})
+    return chosen
 
 
 # Thresholds are chosen by fixed-sequence testing as in "Learn then test: Calibrating predictive
@@ -275,12 +275,16 @@ def ordered_thresholds(confidence: Double, budget: float, tested: int) -> Double
 
 
 def choose_threshold(
-    fitted: Double, confidence: Double, wrong: NDArray[np.bool_], budget: float
+    fit: FittedScalings,
+    fitted: Double,
+    confidence: Double,
+    wrong: NDArray[np.bool_],
+    budget: float,
 ) -> Threshold | NoThreshold:
     """Return the smallest threshold before the first that fails its test.
 
     ``fitted`` is the confidence of the documents of the fit; the others have a ``confidence`` by
-    the same scaling, and may be ``wrong``.
+    the same scalings, ``fit``, and may be ``wrong``.
     """
     passed = None
     for threshold in ordered_thresholds(fitted, budget, len(confidence)).tolist():
@@ -290,6 +294,7 @@ def choose_threshold(
         if bound > budget:
             return passed or NoThreshold(answered, errors, bound)
         passed = Threshold(
+            fit=fit,
             budget=budget,
             level=LEVEL,
             confidence=threshold,

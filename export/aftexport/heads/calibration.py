@@ -92,8 +92,7 @@ class Threshold(_Part):
     """The smallest confidence with which a document is answered within an error budget.
 
     Attributes:
-        fit: the scalings that give the confidence, fitted without the tested documents; None for
-            those of the calibration.
+        fit: the scalings that give the confidence, fitted without the tested documents.
         budget: the allowed share of wrong answers among the answered documents.
         level: the probability with which the share stays within the budget.
         confidence: the smallest confidence; documents below it are abstained from.
@@ -104,7 +103,7 @@ class Threshold(_Part):
         abstained: the share of documents below the threshold.
     """
 
-    fit: FittedScalings | None = None
+    fit: FittedScalings
     budget: Annotated[float, Gt(0), Lt(1)]
     level: Annotated[float, Gt(0), Lt(1)]
     confidence: Share
@@ -145,8 +144,8 @@ class Calibration(FittedScalings):
         if self.method != method:
             return f"expected the method {method} for {head.task}, got {self.method}"
         count = head.width if method == "platt" else 1
-        for fit in (self, self.threshold and self.threshold.fit):
-            if fit and len(fit.scalings) != count:
+        for fit in (self, *([self.threshold.fit] if self.threshold else ())):
+            if len(fit.scalings) != count:
                 return f"scalings: expected {count}, got {len(fit.scalings)}"
         return None
 
@@ -158,7 +157,7 @@ class Calibration(FittedScalings):
         }
         if self.threshold is not None:
             assert isinstance(head, DecidingHead)  # other heads have no calibration
-            scores = (self.threshold.fit or self).scores(head, logits, tokens)
+            scores = self.threshold.fit.scores(head, logits, tokens)
             confidence = float(confidences(head, logits, scores))
             fields["abstain"] = confidence < self.threshold.confidence
         return answer.model_copy(update=fields)

@@ -29,7 +29,7 @@ a million equal tokens would be off by 1e-2. Sums are computed in two levels, of
 
 
 SIDE_BY_SIDE = 16
-"""The number of blocks of a sum of 256 to 16,384 terms. Fewer terms have blocks of as many each."""
+"""The number of blocks of a sum of up to 16,384 terms; of fewer than 241, the size of a block."""
 
 
 def operator_name(op_type: str) -> str:

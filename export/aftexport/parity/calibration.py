@@ -114,11 +114,10 @@ def error_table(calibration: Calibration) -> Table:
 
 def threshold_sentence(threshold: Threshold) -> str:
     """Return the threshold and its error rate in words."""
-    fit = threshold.fit
-    of_fit = f", by scalings of {fit.documents:,} other documents" if fit else ""
     return (
         f"Threshold {threshold.confidence:.4g}: {threshold.answered:,} of "
-        f"{threshold.documents:,} documents reach it{of_fit}, and "
+        f"{threshold.documents:,} documents reach it, by scalings of "
+        f"{threshold.fit.documents:,} other documents, and "
         f"{threshold.wrong:,} of these answers are wrong. With {100 * threshold.level:.0f} % "
         f"probability, the error rate is at most {threshold.error_bound:.3g}. The server "
         f"abstains on {threshold.abstained:.1%}."

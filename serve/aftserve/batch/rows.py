@@ -30,6 +30,8 @@ _PARQUET = ".parquet"
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 _SINGLE = ("text", "features")
 """The formats of files with one document each."""
+_MAX_HEADER_BYTES = 1 << 16
+"""Maximum length of the line with the names of columns."""
 _MAX_CELL_CHARACTERS = 2**31 - 1
 _QUOTES = "Put texts with separators, quotes or line breaks in double quotes."
 
@@ -122,7 +124,7 @@ def find(
     for file in files:
         if file.format in ("csv", "tsv", "features") and file.path != STDIN:
             with file.open() as opened:
-                _header(file, opened.readline(), columns)
+                _header(file, opened.readline(_MAX_HEADER_BYTES + 1), columns)
     if not files:
         raise UsageError(f"{places[0]} has no documents.", "Check the path.")
     return Rows(files, columns, max_characters)
@@ -219,9 +221,9 @@ def _row(file: _File, number: int, line: bytes, columns: Columns) -> Row:
 
 
 def _table(file: _File, columns: Columns, max_characters: int) -> Iterator[Row]:
-    """Yield the documents of a table with a line of names; see ``_separator``."""
+    """Yield the documents of a table with a line of names; see ``_header``."""
     with file.open() as opened:
-        names, separator = _header(file, opened.readline(), columns)
+        names, separator = _header(file, opened.readline(_MAX_HEADER_BYTES + 1), columns)
         # Bytes that are not UTF-8 fail only their own row.
         text = TextIOWrapper(opened, "utf-8", "surrogateescape", newline="")
         before = csv.field_size_limit(_MAX_CELL_CHARACTERS)
@@ -274,6 +276,11 @@ def _header(file: _File, line: bytes, columns: Columns) -> tuple[list[str], str]
         UsageError: if a column is missing.
     """
     place = shown(file.path)
+    if len(line) > _MAX_HEADER_BYTES:
+        raise UsageError(
+            f"{place} must begin with a line of names of at most {_MAX_HEADER_BYTES:,} bytes.",
+            "Name the columns in the first line.",
+        )
     try:
         first = line.decode("utf-8-sig")
     except UnicodeDecodeError as error:

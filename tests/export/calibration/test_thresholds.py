@@ -24,7 +24,7 @@ from aftexport.calibration.fit import (
     fit_count,
 )
 from aftexport.heads import Head
-from aftexport.heads.calibration import Threshold, confidences
+from aftexport.heads.calibration import FittedScalings, Scaling, Threshold, confidences
 
 RUNS = 100
 
@@ -52,7 +52,6 @@ def answered_by(sample: Sample, new: Sample, budget: float) -> NDArray[np.bool_]
     except NoThresholdError:
         return None
     assert threshold is not None
-    assert threshold.fit is not None
     scores = threshold.fit.scores(new.head, new.logits, new.tokens)
     answered = confidences(new.head, new.logits, scores) >= threshold.confidence
     assert threshold.abstained == pytest.approx(1 - answered.mean(), abs=0.12)
@@ -64,7 +63,10 @@ def test_threshold_is_near_best() -> None:
     generator = np.random.default_rng(2)
     confidence = generator.random(40_000)
     wrong = generator.random(40_000) > confidence
-    chosen = choose_threshold(confidence[:10_000], confidence[10_000:], wrong[10_000:], 0.1)
+    fit = FittedScalings(
+        scalings=(Scaling(log_temperature=0.0),), min_tokens=1, max_tokens=9, documents=10_000
+    )
+    chosen = choose_threshold(fit, confidence[:10_000], confidence[10_000:], wrong[10_000:], 0.1)
     assert isinstance(chosen, Threshold)
     assert 0.8 < chosen.confidence < 0.84
     assert chosen.abstained == pytest.approx(chosen.confidence, abs=0.01)

@@ -233,6 +233,7 @@ def test_full_disk_ends_run(bundle_folder: Path, folder: Path) -> None:
         (["a.txt", "--output", "out.csv"], "--output must end in .jsonl"),
         (["other.csv"], "one column 'text', got 'number, body' (separated by semicolons)"),
         (["latin.csv"], "not UTF-8 at byte 4"),
+        (["long.csv"], "at most 65,536 bytes"),
         (["no.parquet"], "no.parquet"),
     ],
 )
@@ -243,6 +244,7 @@ def test_unusable_input_is_refused(
     (folder / "a.txt").write_text("a")
     (folder / "other.csv").write_text("number;body\n1;a")
     (folder / "latin.csv").write_bytes(b"text\xe9\n")
+    (folder / "long.csv").write_text("text," + '"' + "a" * 200_000)
     (folder / "no.parquet").write_text("no")
     assert_refused(predict(capsys, bundle_folder, *words), message)
 
